@@ -11,6 +11,7 @@ processes waits for its own before the steps.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,22 +20,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lowcomm_jax.adloco.history import Segment, Told
-from lowcomm_jax.adloco.job_trainers import (
-    carry,
-    header_of,
-    listen,
-    rounds_missed,
-    wait_for_payloads,
+from lowcomm_jax.adloco.history import OverTrainers, Told, row_of
+from lowcomm_jax.adloco.job_trainers import carry, land, wait_for_payloads
+from lowcomm_jax.adloco.learning_rate import (
+    SCALINGS,
+    LrScaleState,
+    factor_after,
+    scale_lr,
+    set_lr_scale,
 )
-from lowcomm_jax.adloco.learning_rate import SCALINGS, factors, scale_lr, set_lr_scale
-from lowcomm_jax.adloco.merge import merge, merge_all
+from lowcomm_jax.adloco.merge import merge
 from lowcomm_jax.adloco.probe import Probe, booked
 from lowcomm_jax.adloco.setup import AdaptiveSetup
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState, Trainer
-from lowcomm_jax.adloco.step_plan import StepPlan, Switch
+from lowcomm_jax.adloco.state import AdaptiveState, Trainer
+from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.engine import Engine, Participants, book, mask_here
-from lowcomm_jax.history import History
+from lowcomm_jax.history import Event, History, common_names
 from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
@@ -45,11 +46,13 @@ from lowcomm_jax.rules.batching import BatchPolicy, pooled
 from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.settings import with_settings
 from lowcomm_jax.setup import takes_settings
-from lowcomm_jax.sync.round_programs import RoundPrograms
+from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.sync_loop import Loop
+from lowcomm_jax.train.batch_blocks import batch_size
 
 PyTree = Any
 Source = Callable[[int, int, int], PyTree]
+Act = Callable[[Any, TrainState], tuple[TrainState, list[Event]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +83,22 @@ class Goal:
             last = min(last, (under_way + named["rounds"]) * period)
         return cls(last, state.samples + named.get("samples", math.inf))
 
-    def reached(self, state: AdaptiveState) -> bool:
-        return state.step >= self.step or state.samples >= self.samples
+    def left(self, state: AdaptiveState, per_step: int = 1) -> float:
+        """Inner steps that are left, of so many samples each; at most 0 once it is reached."""
+        samples, steps = self.samples - state.samples, self.step - state.step
+        return steps if samples == math.inf else min(steps, math.ceil(samples / per_step))
 
-    def steps(self, state: AdaptiveState, per_step: int, period: int) -> int:
-        """Inner steps from here to the end of the round, or to the goal if that comes first."""
-        left = min(period - state.step % period, self.step - state.step)
-        samples = self.samples - state.samples
-        return int(left if samples == math.inf else min(left, math.ceil(samples / per_step)))
+
+def drawn(source: Source, trainer: int, start: int, count: int) -> PyTree:
+    """So many samples of a trainer's streams.
+
+    Raises:
+      ValueError: the source gives another number.
+    """
+    batch = source(trainer, start, count)
+    if (found := batch_size(batch)) != count:
+        raise ValueError(f"source({trainer}, {start}, {count}) gives {found} samples a region")
+    return batch
 
 
 class AdaptiveEngine:
@@ -132,19 +143,17 @@ class AdaptiveEngine:
         self.switch: Switch = switch
         self.period: int = method.schedule.period
         self.reference_batch: int = setup.reference_batch or policy.start
+        self.carrier: JobCarrier | None = plain.carrier
         self.engines: dict[int, Engine] = dict.fromkeys(range(trainers.count), plain)
         self.clock: VirtualClock | None = None
-        if (carrier := plain.carrier) is not None:
-            carrier.exchange.keep_more(trainers.count)  # a round has as many exchanges
+        if self.carrier is not None:
+            self.carrier.exchange.keep_more(trainers.count)  # a round has as many exchanges
             for number in self.engines:
-                own = carrier.of_trainer(number)
-                own.header = header_of(None, plain.regions)
-                self.engines[number] = plain.with_carrier(own)
+                self.engines[number] = plain.with_carrier(self.carrier.of_trainer(number))
+                carry(self.engines[number], number, None, Told())
         elif setup.links is not None and not setup.separate:
             self.clock = VirtualClock(setup.links, seed=setup.seed, record=True)
-        self.probe: Probe | None = (
-            Probe(plain, policy.microbatches) if policy.microbatches else None
-        )
+        self.probe: Probe = Probe(plain, policy.microbatches)
         self._scale, self._schedule, self._warmed = SCALINGS[setup.scaling], schedule, False
         self._told = Told()  # of a paused round that has landed since; the next segment tells it
 
@@ -185,8 +194,8 @@ class AdaptiveEngine:
 
         Returns:
           (state, history): metrics of all trainers, and `work`, samples of a region's step over
-          the reference batch. Rows have each trainer, merges (`adloco.history.Segment`), and what
-          was decided (`looks` of `adloco.history.Told`).
+          the reference batch. Rows have each trainer (`adloco.history.row_of`), merges in the
+          first one of a round, and what was decided (`Told.looks`) in its last one.
 
         Raises:
           ValueError: no number, or a state that was donated before.
@@ -196,11 +205,14 @@ class AdaptiveEngine:
         state, history = self.warm(state, source), History()
         if state.paused:
             told = Told()
-            state = self._landed(state, np.ones(self.regions.count, bool), told)
+            state = self._landed(state, told)
             self._told = told
-        while not (goal.reached(state) or state.paused):
-            if missed := rounds_missed(self.carrier, state, self.period):
-                state = self._caught_up(state, source, goal, missed)
+        while goal.left(state) > 0 and not state.paused:
+            # Others have landed the next round: at its own pace it would never come up to them.
+            at_end = self.carrier is not None and state.step % self.period == 0
+            if at_end and self.carrier.exchange.frontier() >= state.step + self.period:
+                state = self.start_from_anchors(self.pass_steps(state, source, goal))
+                self.carrier.tell(state, state.step, state.step)
             else:
                 state = self._segment(state, source, goal, participants, history)
         return state, history
@@ -220,122 +232,121 @@ class AdaptiveEngine:
         """
         # Taken first, so that a segment that raises leaves nothing for the next one to tell.
         told, self._told = self._told, Told()
-        state, segment = self._opened(state, goal)
-        start, steps, per_step = segment.start, segment.steps, segment.per_step
-        consumed = state.samples
+        state, steps = self._opened(state, goal, told)
+        start, consumed, regions = state.step, state.samples, self.plain.setup.regions
         lands_at = (start // self.period + 1) * self.period
-        mask_R = mask_here(participants, lands_at, segment.regions, self.plain.here)
-        work_RxS = np.full((self.regions.count, steps), per_step // segment.regions)
-        measures = start % self.period == 0 and self.probe is not None and bool(mask_R.any())
-        for number, plan in segment.plans.items():
-            if measures:
-                state, samples = self._measured(state, number, plan, source, mask_R)
-                work_RxS[:, 0] += samples
-            trainer = state.trainers[number]
-            rate = consumed, per_step, self._scale(plan.samples / self.reference_batch)
-            segment.rates[number] = factors(self._schedule, self.period, *rate)
-            ready = set_lr_scale(trainer.state, *rate)
+        mask_R = mask_here(participants, lands_at, regions, self.plain.here)
+        each = self._each_step(state)
+        work_RxS = np.full((self.regions.count, steps), each)
+        histories, rows = [], {}
+        measures = start % self.period == 0 and self.probe.count > 0 and bool(mask_R.any())
+        for number, trainer in state.trainers.items():
+            plan = self.switch.plan(trainer.request)
+            if measures:  # of the samples that it trains on next
+                size = self.switch.measured(trainer.request, self.probe.count)
+                batch = drawn(source, number, trainer.used, size * self.probe.count)
+                measured = self.probe.measure(trainer.state, batch, size, mask_R)
+                trainer = trainer.replace(measured=measured)
+                work_RxS[:, 0] += 2 * size * self.probe.count  # it goes there and back twice
+            scale = np.float32(self._scale(plan.samples / self.reference_batch))
+            rate = LrScaleState(np.int32(consumed), np.int32(regions * each), scale)
+            ready = set_lr_scale(trainer.state, rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
-            batches = (source(number, first, plan.samples) for first in starts)
+            batches = (drawn(source, number, first, plan.samples) for first in starts)
             engine = self.engines[number]
-            carry(engine, number, trainer, told)
+            carry(engine, number, trainer.measured, told)
             ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
-            segment.histories[number] = own
+            histories.append(own)
+            factor = functools.partial(factor_after, self._schedule, rate)
+            rows[str(number)] = functools.partial(row_of, plan, regions, factor, own)
             told.add(number, own.events)
-            state = segment.stepped(state, number, ended)
+            state = state.with_trainer(number, trainer.replace(state=ended))
+        state = self._counted(state, steps)
         if state.step % self.period == 0:
-            state = self._landed(state, mask_R, told)
-        events, work_RxS = told.in_order(), work_RxS / self.reference_batch
-        # What a paused round lands is done before the first of these steps.
-        first, made = start + 1, range(start + 1, state.step + 1)
-        looks: dict[int, dict[str, Any]] = {}
-        for step, found in told.looks.items():
-            row = max(step, first)
-            looks[row] = looks.get(row, {}) | found
+            state = self._landed(state, told, mask_R)
+        events, work = told.in_order(), {"work": work_RxS / self.reference_batch}
+        names = common_names([own.keys() for own in histories])
+        metrics = {name: OverTrainers(histories, name) for name in names} | work
 
         def more(step: int) -> dict[str, Any]:
-            return segment.more(step) | ({"looks": looks[step]} if step in looks else {})
+            trainers = {number: row(step - start - 1) for number, row in rows.items()}
+            merges = told.merges if step == start + 1 else []
+            looks = {str(i): look for at, i, look in told.looks if max(at, start + 1) == step}
+            found = {"trainers": trainers, "merges": merges, "looks": looks}
+            return {name: what for name, what in found.items() if what}
 
-        metrics = {**segment.metrics(), "work": work_RxS}
-        history.add(start, len(made), metrics, events, more, owed=first)
+        # What a paused round lands and decides is done before the first of these steps.
+        history.add(start, steps, metrics, events, more, owed=start + 1)
         if self.clock is not None:  # one for all trainers of a region
-            book(self.clock, made, events, {"work": work_RxS})
+            book(self.clock, range(start + 1, start + steps + 1), events, work)
         return state
 
-    def _opened(self, state: AdaptiveState, goal: Goal) -> tuple[AdaptiveState, Segment]:
-        """The state once two trainers have merged, where it is time, and the steps that follow."""
-        merges = []
+    def _opened(self, state: AdaptiveState, goal: Goal, told: Told) -> tuple[AdaptiveState, int]:
+        """The state once two trainers have merged, where it is time, and the steps that follow.
+
+        `told` gets the merge.
+        """
         round_, within = divmod(state.step, self.period)
         if not within and self.trainers.merges_at(round_, len(state.trainers)):
-            pair = self.trainers.pair(state.requests)
+            pair = self.trainers.ranked(state.requests)[-2:]
             batches = tuple(state.requests[number] for number in pair)
-            told = {"round": round_, "survivor": pair[0], "retired": pair[1], "batches": batches}
-            state, merges = merge(self._programs(state), state, *pair), [told]
-        plans = {number: self.switch.plan(asked) for number, asked in state.requests.items()}
-        regions = self.plain.setup.regions
-        per_step = regions * sum(plan.samples for plan in plans.values())
-        steps = goal.steps(state, per_step, self.period)
-        return state, Segment(state.step, regions, steps, per_step, plans, merges)
+            state, (survivor, retired) = merge(self.plain, state, *pair), pair
+            told.merges.append(
+                {"round": round_, "survivor": survivor, "retired": retired, "batches": batches}
+            )
+        left = goal.left(state, self.plain.setup.regions * self._each_step(state))
+        return state, int(min(self.period - state.step % self.period, left))
 
-    def _measured(
-        self, state: AdaptiveState, number: int, plan: StepPlan, source: Source, mask_R: np.ndarray
-    ) -> tuple[AdaptiveState, int]:
-        """The state with a trainer's noise, and how many samples of a region that took.
+    def _each_step(self, state: AdaptiveState) -> int:
+        """Samples of a region's step, of all trainers."""
+        return sum(self.switch.plan(asked).samples for asked in state.requests.values())
 
-        They are those that it trains on next. What absent regions measure does not count.
-        """
-        trainer, size = state.trainers[number], self._measured_size(plan)
-        batch = source(number, trainer.used, size * self.probe.count)
-        measured = self.probe.measure(trainer.state, batch, size)
-        measured = {**measured, LOOKED: mask_R.astype(np.float32)}
-        state = state.with_trainer(number, trainer.replace(measured=measured))
-        return state, self.probe.samples(size)
+    def _counted(self, state: AdaptiveState, steps: int) -> AdaptiveState:
+        """The state with the samples of so many steps of every trainer counted."""
+        samples = state.samples + steps * self.plain.setup.regions * self._each_step(state)
+        for number, trainer in state.trainers.items():
+            used = trainer.used + steps * self.switch.plan(trainer.request).samples
+            state = state.with_trainer(number, trainer.replace(used=used))
+        return state.replace(samples=samples)
 
     def _landed(
-        self, state: AdaptiveState, mask_R: np.ndarray, told: Told, stoppable: bool = True
+        self,
+        state: AdaptiveState,
+        told: Told,
+        mask_R: np.ndarray | None = None,
+        stoppable: bool = True,
     ) -> AdaptiveState:
         """Let the statistics of a round decide, once what was sent in it has landed.
 
         Payloads from other jobs land here; those of one program have, behind the last step.
 
         Args:
-          mask_R: bool `[R]`, who took part in it; between jobs the record tells.
           told: gets the events, and what was decided.
+          mask_R: bool `[R]`, who took part in it, None = everyone; between jobs the record tells.
           stoppable: whether a signal stops the wait for other jobs (`RemoteExchange.stop_when`);
             the state is then `paused`. Else this region catches up, and tells nobody.
         """
         if self.carrier is None:
-            state = booked(state, mask_R, told)
+            everyone = np.ones(self.regions.count, bool)
+            state = booked(state, everyone if mask_R is None else mask_R, told)
         elif state.paused:
-            loops = self.loops(state)
-            if not wait_for_payloads(self.carrier.exchange, loops, stoppable):
+            if not wait_for_payloads(self.carrier.exchange, self.loops(state), stoppable):
                 return state
-            for number, trainer, loop in loops:
-                listen(loop.carrier, number, told)
-                with loop.carrier.ending(loop, trainer.state):
-                    own = loop.go_on(trainer.state, np.ones(1, bool))
-                told.add(number, loop.owed)
-                loop.owed = []
-                state = state.with_trainer(number, trainer.replace(state=own))
+            state = self._each(state, told, land)
         state = self._decided(state, told)
         if self.carrier is not None and stoppable:
             self.carrier.tell(state, state.step, state.step)
         return state
 
-    def _measured_size(self, plan: StepPlan) -> int:
-        """Samples of a measured microbatch: all of them together are about one step's."""
-        sizes = self.switch.buckets()
-        return max([m for m in sizes if m * self.probe.count <= plan.samples], default=sizes[0])
-
     def _decided(self, state: AdaptiveState, told: Told) -> AdaptiveState:
         """Let the policy decide on the trainers' next requests, by what regions have measured."""
         for number, trainer in state.trainers.items():
             if (noise := told.noise.pop(number, None)) is not None:
-                size = self._measured_size(self.switch.plan(trainer.request))
+                size = self.switch.measured(trainer.request, self.probe.count)
                 statistics = pooled(noise, self.probe.count, size)
                 memory, request = self.policy.decide(trainer.policy, statistics, trainer.request)
-                looks = told.looks.setdefault(state.step, {})
-                looks[str(number)] = {"request": request, **dataclasses.asdict(statistics)}
+                look = {"request": request, **dataclasses.asdict(statistics)}
+                told.looks.append((state.step, number, look))
                 trainer = trainer.replace(policy=memory, request=request)
             state = state.with_trainer(number, trainer.replace(measured=None))
         return state
@@ -348,20 +359,14 @@ class AdaptiveEngine:
         """
         state.refuse_donated()
         told, self._told = Told(), Told()  # no segment follows that tells it
-        everyone = np.ones(self.regions.count, bool)
-        if self.carrier is None:
-            state = booked(state, everyone, told)
-        elif state.paused:
-            state = self._landed(state, everyone, told, stoppable=False)
-        for number, trainer, loop in self.loops(state):
-            carry(self.engines[number], number, trainer, told)
-            ended, events = loop.finish(trainer.state)
-            told.add(number, events)
-            state = state.with_trainer(number, trainer.replace(state=ended))
+        if self.carrier is None or state.paused:
+            state = self._landed(state, told, stoppable=False)
+        state = self._each(state, told, lambda loop, own: loop.finish(own))
         if self.clock is not None:
             follow(self.clock, state.step, told.events)
         state = self._decided(state, told)  # within a round, with the last payload
-        state = merge_all(self.trainers, self._programs(state), state)
+        if len(state.trainers) > 1:
+            state = merge(self.plain, state, *self.trainers.ranked(state.requests))
         if self.carrier is not None:
             [(_, last, loop)] = self.loops(state)
             loop.carrier.compare_final_anchors(loop, last.state)
@@ -381,17 +386,14 @@ class AdaptiveEngine:
             return state
         number, trainer = next(iter(state.trainers.items()))
         example = source(number, 0, 1)
-        factors(self._schedule, self.period, 0, 0, 1.0)
-        if self.probe is not None:
+        factor_after(self._schedule, LrScaleState(np.int32(0), np.int32(0), np.float32(1)), 0)
+        if self.probe.count:
             self.probe.warm(trainer.state, example, self.switch.buckets())
         if self.trainers.merge_every is not None and len(state.trainers) > 1:
-            merge(self._programs(state), state, *self.trainers.pair(state.requests))
+            merge(self.plain, state, *self.trainers.ranked(state.requests)[-2:])
         warm = self.plain.warm(trainer.state, example, self.switch.buckets())
         self._warmed = True
         return state.with_trainer(number, trainer.replace(state=warm))
-
-    def _programs(self, state: AdaptiveState) -> RoundPrograms:
-        return self.plain.sync_loop(state.first.state).programs
 
     # -- loops, and jobs of their own -----------------------------------------------------------
 
@@ -404,13 +406,7 @@ class AdaptiveEngine:
 
     def sync_loop(self, state: AdaptiveState) -> Loop:
         """The loop over events of the first trainer; steps are those of all."""
-        [number, *_] = state.trainers
-        return self.engines[number].sync_loop(state.first.state)
-
-    @property
-    def carrier(self) -> JobCarrier | None:
-        """To the other jobs; see `Engine`."""
-        return self.plain.carrier
+        return self.loops(state)[0][2]
 
     def reconnect(self, state: AdaptiveState) -> None:
         """Start the exchanges of a restored state again; see `Engine.reconnect`."""
@@ -419,8 +415,19 @@ class AdaptiveEngine:
 
     def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
         """Every trainer with its anchor's values, see `job_carrier.start_from_anchor`."""
+        return self._each(state, Told(), lambda loop, own: (start_from_anchor(loop, own), []))
+
+    def _each(self, state: AdaptiveState, told: Told, act: Act) -> AdaptiveState:
+        """The state once every trainer's loop has done something.
+
+        Args:
+          told: gets the events, and hears what lands.
+          act: loop, the trainer's training state -> what this then is, and events.
+        """
         for number, trainer, loop in self.loops(state):
-            own = start_from_anchor(loop, trainer.state)
+            carry(self.engines[number], number, trainer.measured, told)
+            own, events = act(loop, trainer.state)
+            told.add(number, events)
             state = state.with_trainer(number, trainer.replace(state=own))
         return state
 
@@ -430,25 +437,10 @@ class AdaptiveEngine:
         For a job that is one region of several. Trainers merge, and batches grow, as elsewhere; the
         samples of these steps count as used. The regions' own values stay as they are.
         """
-        state, segment = self._opened(self.warm(state, source), goal)
         nobody, told = np.zeros(1, bool), Told()
-        for number, trainer, loop in self.loops(state):
-            carry(self.engines[number], number, trainer, told)
-            ended, _ = loop.after(trainer.state, segment.steps, nobody)
-            state = segment.stepped(state, number, ended)
+        state, steps = self._opened(self.warm(state, source), goal, told)
+        state = self._each(state, told, lambda loop, own: loop.after(own, steps, nobody))
+        state = self._counted(state, steps)
         if state.step % self.period == 0:
-            state = self._landed(state, nobody, told, stoppable=False)
+            state = self._landed(state, told, stoppable=False)
         return state
-
-    def _caught_up(
-        self, state: AdaptiveState, source: Source, goal: Goal, missed: int
-    ) -> AdaptiveState:
-        """Land the rounds that the others went on without this region, and start from the anchors.
-
-        At its own pace it would never come up to them. The goal of the run holds for it, too.
-        """
-        for _ in range(missed):
-            if not goal.reached(state):
-                state = self.pass_steps(state, source, goal)
-        self.carrier.tell(state, state.step, state.step)
-        return self.start_from_anchors(state)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState
 from lowcomm_jax.adloco.step_plan import StepPlan
-from lowcomm_jax.history import Event, History, common_names
-from lowcomm_jax.state.train_state import TrainState
+from lowcomm_jax.history import Event, History
 
 
 @dataclasses.dataclass
@@ -21,14 +19,16 @@ class Told:
 
     Attributes:
       events: of all trainers; the key of each starts with its trainer's number.
-      noise: trainer's number -> what decides on its next batch, `[n]` by name: the `SCALARS` of the
-        regions that have measured and took part in the round; none where there is no such region.
-      looks: step -> trainer's number -> the batch policy's statistics, and its decision.
+      noise: trainer's number -> what decides on its next batch, `[n, 3]` as `pooled` takes it: of
+        the regions that have measured and took part in the round; none where there is no such.
+      looks: (step, trainer's number, the batch policy's statistics and its decision).
+      merges: those before the next step.
     """
 
     events: list[Event] = dataclasses.field(default_factory=list)
-    noise: dict[int, dict[str, np.ndarray]] = dataclasses.field(default_factory=dict)
-    looks: dict[int, dict[str, dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    noise: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    looks: list[tuple[int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    merges: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def add(self, number: int, events: Sequence[Event]) -> None:
         """Add a trainer's own events."""
@@ -36,11 +36,12 @@ class Told:
             key = None if event.key is None else f"{number}/{event.key}"
             self.events.append(dataclasses.replace(event, key=key, trainer=number))
 
-    def hear(self, number: int, measured: Mapping[str, Any], took_part_N: np.ndarray) -> None:
-        """Take what all regions have measured of a trainer, `[N]` by name; waits for it."""
-        counts_N = (np.asarray(measured[LOOKED]) > 0) & took_part_N
+    def hear(self, number: int, measured_Nx4: Any, took_part_N: np.ndarray) -> None:
+        """Take the `Noise` that all regions have measured of a trainer; waits for it."""
+        measured_Nx4 = np.asarray(measured_Nx4)
+        counts_N = (measured_Nx4[:, 3] > 0) & took_part_N
         if counts_N.any():
-            self.noise[number] = {name: np.asarray(measured[name])[counts_N] for name in SCALARS}
+            self.noise[number] = measured_Nx4[counts_N, :3]
 
     def in_order(self) -> list[Event]:
         """The events step by step; of several trainers, by number, all sends come first.
@@ -51,63 +52,27 @@ class Told:
         return sorted(self.events, key=lambda e: (e.step, several and e.kind != "send", e.trainer))
 
 
-@dataclasses.dataclass
-class Segment:
-    """Steps of one round between which nothing about the trainers changes.
+def row_of(
+    plan: StepPlan, regions: int, rate: Callable[[int], jax.Array], history: History, i: int
+) -> dict[str, Any]:
+    """What the row of a step has of one trainer.
 
-    Attributes:
-      start: steps done before.
-      regions: R, of the run.
-      steps: of each trainer.
-      per_step: samples of a step, of all trainers and regions.
-      plans: of every step of each trainer, by number.
-      merges: those before the first step, as their row tells them.
-      histories: of the own steps of each trainer, by number.
-      rates: by number: factor on the learning rate at every step from here, float32, at least
-        `[steps]`.
+    `batch` (asked for), `samples` (of all regions), `microbatch`, `rate` (factor on the learning
+    rate) and `loss` (mean over regions).
+
+    Args:
+      plan: of the step.
+      rate: i -> the factor.
+      history: of the trainer's own steps.
+      i: the step, from 0 where this history begins.
     """
-
-    start: int
-    regions: int
-    steps: int
-    per_step: int
-    plans: dict[int, StepPlan]
-    merges: list[dict[str, Any]]
-    histories: dict[int, History] = dataclasses.field(default_factory=dict)
-    rates: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-
-    def stepped(self, state: AdaptiveState, number: int, ended: TrainState) -> AdaptiveState:
-        """The state after a trainer's steps, with which its training state is `ended`."""
-        trainer, used = state.trainers[number], self.steps * self.plans[number].samples
-        trainer = trainer.replace(state=ended, used=trainer.used + used)
-        samples = state.samples + self.regions * used
-        return state.replace(samples=samples).with_trainer(number, trainer)
-
-    def metrics(self) -> dict[str, Any]:
-        """Those that all trainers have, over all of them."""
-        each = list(self.histories.values())
-        return {name: OverTrainers(each, name) for name in common_names([h.keys() for h in each])}
-
-    def more(self, step: int) -> dict[str, Any]:
-        """What the row of a step (1-based) has of each trainer, by number, and of merges.
-
-        - `trainers`: number -> its `batch` (asked for), `samples` (of all regions), `microbatch`,
-          `rate` (factor on the learning rate) and `loss` (mean over regions);
-        - `merges`, where there were any, in the first row of a round.
-        """
-        i = step - self.start - 1
-        trainers = {
-            str(number): {
-                "batch": plan.batch,
-                "samples": plan.samples * self.regions,
-                "microbatch": plan.microbatch,
-                "rate": float(np.asarray(self.rates[number])[i]),
-                "loss": float(np.mean(self.histories[number]["loss"][i], dtype=float)),
-            }
-            for number, plan in self.plans.items()
-        }
-        merges = {"merges": self.merges} if self.merges and i == 0 else {}
-        return {"trainers": trainers, **merges}
+    return {
+        "batch": plan.batch,
+        "samples": plan.samples * regions,
+        "microbatch": plan.microbatch,
+        "rate": float(rate(i)),
+        "loss": float(np.mean(history["loss"][i], dtype=float)),
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,54 +14,43 @@ waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState, Noise, Trainer
 from lowcomm_jax.engine import Engine
+from lowcomm_jax.history import Event
 from lowcomm_jax.jobs.given_state import given
-from lowcomm_jax.jobs.job_carrier import Counted, JobCarrier
+from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.mesh.arrays import place
-from lowcomm_jax.mesh.regions import REGION, Regions
+from lowcomm_jax.mesh.regions import REGION
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.rounds.remote import RemoteExchange
 from lowcomm_jax.rounds.state_transfer import State
 from lowcomm_jax.state.leaves import trainer_prefix
+from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 _POLL_SECONDS = 0.05
 
 
-def carry(engine: Engine, number: int, trainer: Trainer, told: Told) -> None:
-    """Between jobs: a trainer's payloads carry what this region has measured of it; `listen`."""
-    if engine.carrier is not None:
-        engine.carrier.header = header_of(trainer.measured, engine.regions)
-        listen(engine.carrier, number, told)
-
-
-def listen(carrier: JobCarrier, number: int, told: Told) -> None:
-    """Let `told` hear what all regions have measured of a trainer, once its payloads land."""
-
-    def hear(counted: Counted) -> None:
-        measured_N = {name: np.asarray(x)[:, 0] for name, x in counted.header.items()}
-        told.hear(number, measured_N, counted.counted_N)
-
-    carrier.witness = hear
-
-
-def header_of(measured: Mapping[str, Any] | None, regions: Regions) -> dict[str, jax.Array]:
-    """What a trainer's payload carries, `[1, 1]` by name; zeros where nothing was measured.
+def carry(engine: Engine, number: int, measured: list[Noise] | None, told: Told) -> None:
+    """Between jobs: a trainer's payloads carry what this region has measured of it, or zeros, and
+    `told` hears what all regions have, once they land.
 
     Nothing waits for what a device has still to compute, but in a job of several processes.
     """
-    numbers = {name: [0.0] for name in (*SCALARS, LOOKED)} | dict(measured or {})
-    arrays = {name: jnp.asarray(x, jnp.float32)[:, None] for name, x in numbers.items()}
-    return place(arrays, regions.sharding(REGION))
+
+    def hear(counted: Counted) -> None:
+        told.hear(number, counted.header["noise"], counted.counted_N)
+
+    if engine.carrier is not None:
+        noise_1x4 = jnp.asarray([(0, 0, 0, 0)] if measured is None else measured, jnp.float32)
+        engine.carrier.header = place({"noise": noise_1x4}, engine.regions.sharding(REGION))
+        engine.carrier.witness = hear
 
 
 def wait_for_payloads(
@@ -83,14 +72,12 @@ def wait_for_payloads(
     return True
 
 
-def rounds_missed(carrier: JobCarrier | None, state: AdaptiveState, period: int) -> int:
-    """Whole rounds that other jobs have landed beyond this state, at the end of a round.
-
-    `carrier`: None = there are no other jobs.
-    """
-    if carrier is None or state.step % period:
-        return 0
-    return max(0, carrier.exchange.frontier() - state.step) // period
+def land(loop: SyncLoop, state: TrainState) -> tuple[TrainState, list[Event]]:
+    """A trainer's training state once what its paused step waits for has landed, and events."""
+    with loop.carrier.ending(loop, state):
+        state = loop.go_on(state, np.ones(1, bool))
+    owed, loop.owed = loop.owed, []
+    return state, owed
 
 
 @given.register(AdaptiveState)

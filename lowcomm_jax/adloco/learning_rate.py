@@ -59,35 +59,25 @@ def scale_lr(schedule: LrSchedule) -> optax.GradientTransformation:
 
     def update(updates, state, params=None):
         del params
-        factor = factor_at(schedule, state.samples, state.scale)
+        factor = factor_after(schedule, state, 0)
         scaled = jax.tree.map(lambda u: u * factor.astype(u.dtype), updates)
         return scaled, state._replace(samples=state.samples + state.per_step)
 
     return optax.GradientTransformation(init, update)
 
 
-def factor_at(schedule: LrSchedule, samples: jax.Array, scale: jax.Array) -> jax.Array:
-    """The factor of the update, float32, in the shape of `samples`."""
-    return scale * jnp.asarray(schedule(samples), jnp.float32)
+@functools.partial(jax.jit, static_argnames="schedule")
+def factor_after(schedule: LrSchedule, state: LrScaleState, steps: int) -> jax.Array:
+    """The factor of the update so many steps after a state, float32."""
+    factor = schedule(state.samples + steps * state.per_step)
+    return state.scale * jnp.asarray(factor, jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("schedule", "steps"))
-def factors(schedule: LrSchedule, steps: int, samples, per_step, scale) -> jax.Array:
-    """The factors of so many steps, float32 `[steps]`, for people to read.
-
-    Args:
-      samples, per_step, scale: as in `LrScaleState`, before the first step.
-    """
-    samples_S = jnp.int32(samples) + jnp.arange(steps, dtype=jnp.int32) * jnp.int32(per_step)
-    return factor_at(schedule, samples_S, jnp.float32(scale))
-
-
-def set_lr_scale(state: TrainState, samples: int, per_step: int, scale: float) -> TrainState:
+def set_lr_scale(state: TrainState, numbers: LrScaleState) -> TrainState:
     """Set the state of `scale_lr` in the inner optimizer's chain."""
     *others, scaling = state.inner.opt
 
-    def fill(old: jax.Array, value: float) -> jax.Array:
+    def fill(old: jax.Array, value: jax.Array) -> jax.Array:
         return jax.device_put(np.full(old.shape, value, old.dtype), old.sharding)
 
-    new = LrScaleState(*(fill(old, v) for old, v in zip(scaling, (samples, per_step, scale))))
-    return with_inner(state, opt=(*others, new))
+    return with_inner(state, opt=(*others, jax.tree.map(fill, scaling, numbers)))

@@ -7,49 +7,40 @@ state (warm starts, keys), its counters and its place in its data stream.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 
-from lowcomm_jax.adloco.state import AdaptiveState, mix, seen
+from lowcomm_jax.adloco.state import AdaptiveState, mean, seen
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
+from lowcomm_jax.engine import Engine
 from lowcomm_jax.mesh.offload import unstow
-from lowcomm_jax.rules.trainers import Trainers
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.round_functions import is_narrow, pseudo_gradient
-from lowcomm_jax.sync.round_programs import RoundPrograms
 
 PyTree = Any
 
 
-def merge_all(rule: Trainers, programs: RoundPrograms, state: AdaptiveState) -> AdaptiveState:
-    """Merge all trainers into one: the mean, weighted by all requests."""
-    while len(state.trainers) > 1:
-        survivor, retired = rule.pair(state.requests)
-        weight = state.requests[survivor] + state.requests[retired]
-        state = merge(programs, state, survivor, retired)
-        state = state.with_trainer(survivor, state.trainers[survivor].replace(request=weight))
-    return state
-
-
-def merge(
-    programs: RoundPrograms, state: AdaptiveState, survivor: int, retired: int
-) -> AdaptiveState:
-    """The list in which one trainer is the mean of two, by their requests, and the other is gone.
+def merge(engine: Engine, state: AdaptiveState, *numbers: int) -> AdaptiveState:
+    """The list in which the first of these trainers is their mean, weighted by their requests, and
+    the others are gone.
 
     Compiled once, since the weights are traced. The states that were given stay as they are.
     """
-    trainer, gone = state.trainers[survivor], state.trainers[retired]
-    kept, share = trainer.state, gone.request / (trainer.request + gone.request)
-    mixed, inner = mix(_averaged(kept), _averaged(gone.state), share), kept.inner
-    params, rounding = programs.restart_program(inner.params, mixed["params"], inner.rounding, {})
-    changes = {"params": params, "rounding": rounding, "buffers": mixed["buffers"]}
-    mean = with_inner(kept, **changes, opt=mixed["opt"]).replace(
-        anchor=mixed["anchor"],
-        received=mixed["received"],
-        codec=jax.tree.map(_with_residual, kept.codec, mixed["residuals"], is_leaf=_is_feedback),
+    programs = engine.programs_for(state.first.state.layout)
+    trainers = [state.trainers[number] for number in numbers]
+    merged = mean([_averaged(t.state) for t in trainers], [t.request for t in trainers])
+    survivor, kept, inner = trainers[0], trainers[0].state, trainers[0].state.inner
+    params, rounding = programs.restart_program(inner.params, merged["params"], inner.rounding, {})
+    changes = {"params": params, "rounding": rounding, "buffers": merged["buffers"]}
+    own = with_inner(kept, **changes, opt=merged["opt"]).replace(
+        anchor=merged["anchor"],
+        received=merged["received"],
+        codec=jax.tree.map(_with_residual, kept.codec, merged["residuals"], is_leaf=_is_feedback),
     )
-    return state.with_trainer(survivor, trainer.replace(state=mean)).without(retired)
+    state = state.with_trainer(numbers[0], survivor.replace(state=own))
+    return functools.reduce(AdaptiveState.without, numbers[1:], state)
 
 
 def _averaged(state: TrainState) -> dict[str, PyTree]:

@@ -13,6 +13,7 @@ their tokens (`rules.batching` has the weights).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import SCALARS, AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.exchange import all_gather
 from lowcomm_jax.history import Event, readable
@@ -30,7 +31,7 @@ from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import anchor_axis
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.train import batch_blocks
-from lowcomm_jax.train.batch_blocks import BlockStager, batch_size
+from lowcomm_jax.train.batch_blocks import BlockStager
 from lowcomm_jax.train.inner_step import mean_over_microbatches, part_key, step_key
 
 PyTree = Any
@@ -41,15 +42,19 @@ class Probe:
 
     Args:
       engine: whose loss, regions and mesh are used.
-      count: M, microbatches of each region.
+      count: M, microbatches of each region; 0 = nothing is measured.
     """
 
     def __init__(self, engine: Engine, count: int):
         self.engine = engine
         self.count = count
-        self._programs: dict[Any, Any] = {}
+        self._program = functools.cache(
+            lambda layout: jax.jit(make_probe_program(engine.programs_for(layout)))
+        )
 
-    def measure(self, state: TrainState, batch: PyTree, microbatch: int) -> dict[str, jax.Array]:
+    def measure(
+        self, state: TrainState, batch: PyTree, microbatch: int, counts_R: np.ndarray
+    ) -> jax.Array:
         """Start a measurement at the anchor; nothing waits for it.
 
         Args:
@@ -57,41 +62,28 @@ class Probe:
           batch: host batch of M microbatches, leaves `[R, M * microbatch, ...]`.
           microbatch: m, samples of a microbatch that the engine can run; another m compiles
             (`warm`).
+          counts_R: bool, whose measurement counts.
 
         Returns:
-          float32 `[R]` by name, for `rules.batching.pooled`.
-
-        Raises:
-          ValueError: a batch of another size.
+          float32 `[R, 4]`, the `Noise` of every region.
         """
-        needed, size = self.count * microbatch, batch_size(batch)
-        if size != needed:
-            raise ValueError(
-                f"a probe of {self.count} microbatches of {microbatch} needs {needed} samples a "
-                f"region, the batch has {size}"
-            )
         block = BlockStager([batch], self.count, microbatch).take(1)
-        if state.layout not in self._programs:
-            programs = self.engine.sync_loop(state).programs
-            self._programs[state.layout] = jax.jit(make_probe_program(programs))
-        values_R = self._programs[state.layout](
+        measured_Rx4 = self._program(state.layout)(
             state.anchor,
             state.inner.buffers,
             state.inner.step,
             state.frozen,
             self.engine.place(block.batches, cut=True),
             self.engine.region_keys,
+            counts_R.astype(np.float32),
         )
-        return readable(values_R)
+        return readable(measured_Rx4)
 
     def warm(self, state: TrainState, batch: PyTree, sizes: Sequence[int]) -> None:
         """Compile for microbatches of `sizes`; runs each once. `batch` as in `Engine.warm`."""
+        nobody = np.zeros(self.engine.regions.count, bool)
         for size in sizes:
-            self.measure(state, batch_blocks.repeated(batch, self.count * size), size)
-
-    def samples(self, microbatch: int) -> int:
-        """Samples of a region that go forward and backward per measurement, both passes."""
-        return 2 * self.count * microbatch
+            self.measure(state, batch_blocks.repeated(batch, self.count * size), size, nobody)
 
 
 def booked(state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveState:
@@ -107,18 +99,18 @@ def booked(state: AdaptiveState, mask_R: np.ndarray, told: Told) -> AdaptiveStat
     Returns:
       The state whose counters have these bytes.
     """
-    step, gathered = state.step, Told()
-    traffic = all_gather(4 * len(SCALARS), mask_R)
+    traffic = all_gather(12, mask_R)
     sends_R = traffic.sent > 0
-    send = Event.of_send(step, -1, f"probe@{step}", sends_R, traffic, {})
-    land = Event.of_landing(step, -1, send.key, sends_R, 0, {})
+    send = Event.of_send(state.step, -1, f"probe@{state.step}", sends_R, traffic, {})
+    land = Event.of_landing(state.step, -1, send.key, sends_R, 0, {})
+    others, told.events = told.events, []
     for number, trainer in state.trainers.items():
         if trainer.measured is not None:
-            gathered.add(number, [send, land] if sends_R.any() else [])
+            told.add(number, [send, land] if sends_R.any() else [])
             told.hear(number, trainer.measured, mask_R)
             own = trainer.state.with_more_bytes(traffic.sent, traffic.received)
             state = state.with_trainer(number, trainer.replace(state=own))
-    told.events[:0] = gathered.events
+    told.events += others
     return state
 
 
@@ -126,46 +118,41 @@ def make_probe_program(programs: RoundPrograms):
     """Build the program of a measurement, not yet jitted.
 
     Returns:
-      `(anchor, buffers, step_R, frozen, batches, region_keys) -> {name: float32 [R]}` with batch
-      leaves `[R, M, m, ...]`.
+      `(anchor, buffers, step_R, frozen, batches, region_keys, counts_R) -> float32 [R, 4]` with
+      batch leaves `[R, M, m, ...]`, and float32 counts.
     """
     step, anchor_in = programs.step, 0 if anchor_axis(programs)[1] else None
     dtypes = {name: like.dtype for name, like in step.layout.train_shapes().items()}
 
-    def gradients(anchor, buffers, at, frozen, batches, region_key):
-        """`j -> (fp32 gradient, tokens)` of microbatch j, and how many there are."""
+    def measured(anchor, buffers, at, frozen, batches, region_key, counts):
         first = unstow(anchor)
         point = first if anchor_in == 0 else jax.tree.map(lambda x: x[0], first)
         params = {k: x.astype(dtypes[k]) for k, x in point.items()}
-        rng = step_key(region_key, at)
+        rng, count = step_key(region_key, at), jax.tree.leaves(batches)[0].shape[0]
 
-        def one(j):
-            batch = jax.tree.map(lambda x: x[j], batches)
-            key = part_key(rng, j)
-            grads, _, metrics = step.gradients(params, buffers, frozen, batch, key)
-            return {k: g.astype(jnp.float32) for k, g in grads.items()}, metrics["tokens"]
+        def mean_of(value):
+            """The mean over microbatches of a function of their fp32 gradients."""
 
-        return one, jax.tree.leaves(batches)[0].shape[0]
+            def one(j, kept):
+                batch, key = jax.tree.map(lambda x: x[j], batches), part_key(rng, j)
+                grads, _, metrics = step.gradients(params, buffers, frozen, batch, key)
+                wide = {k: g.astype(jnp.float32) for k, g in grads.items()}
+                return value(wide), metrics["tokens"], kept
 
-    def mean(*given):
-        one, count = gradients(*given)
-        return mean_over_microbatches(lambda j, kept: (*one(j), kept), {}, count)[0]
+            return mean_over_microbatches(one, {}, count)[0]
 
-    def spread(gbar, *given):
-        one, count = gradients(*given)
+        gbar = mean_of(lambda grads: grads)
         gbar2 = _inner(gbar, gbar)
         scale = jnp.where(gbar2 > 0, 1.0 / jnp.where(gbar2 > 0, gbar2, 1.0), 0.0)
 
-        def deviation(j, kept):
-            grads, tokens = one(j)
+        def deviation(grads):
             away = jax.tree.map(jnp.subtract, grads, gbar)
-            return (_inner(away, away), _inner(away, gbar) ** 2 * scale), tokens, kept
+            return _inner(away, away), _inner(away, gbar) ** 2 * scale
 
-        total, along = mean_over_microbatches(deviation, {}, count)[0]
-        return dict(zip(SCALARS, (gbar2, total * count, along * count)))
+        total, along = mean_of(deviation)
+        return jnp.stack([gbar2, total * count, along * count, counts])
 
-    given_in = (anchor_in, 0, 0, None, 0, 0)
-    return programs.regions.lift(lambda *given: spread(mean(*given), *given), given_in)
+    return programs.regions.lift(measured, (anchor_in, 0, 0, None, 0, 0, 0))
 
 
 def _inner(a: dict[str, jax.Array], b: dict[str, jax.Array]) -> jax.Array:

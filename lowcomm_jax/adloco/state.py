@@ -1,13 +1,14 @@
 """The state of a run with several trainers and growing batches, carried from round to round.
 
 `AdaptiveState` is a list of `Trainer`s: an ordinary training state each, its place in its data
-stream, and its batch. `mix` is the weighted mean that merging and evaluation use.
+stream, and its batch. `mean` is what merging and evaluation use.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -22,11 +23,9 @@ from lowcomm_jax.store.records import Size
 
 PyTree = Any
 
-SCALARS = ("gbar2", "spread", "along")
-"""What a trainer measures of its gradient noise (`rules.batching.pooled`)."""
-
-LOOKED = "looked"
-"""1 where a region has measured in this round, and 0 where it was absent, or came in later."""
+Noise = tuple[float, float, float, float]
+"""A region's gradient noise: the three numbers of `rules.batching.pooled`, and 1; or, where it has
+not measured in this round since it was absent, or came in later, 0 in the last place."""
 
 
 class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,15 +37,15 @@ class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):
       used: samples of each of its streams, one a region, that it has trained on; the next step
         takes those that follow.
       policy: the batch policy's state.
-      measured: until a round's end: statistics of the regions here, `[R]` by name, and which of
-        them have `LOOKED`, arrays that nobody has waited for yet, or lists; else None.
+      measured: until a round's end: the `Noise` of the regions here, or a float32 array `[R, 4]` of
+        it that nobody has waited for yet; else None.
       state: a `TrainState`; None in what a document tells of a trainer.
     """
 
     request: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
     used: Size
     policy: dict[str, float]
-    measured: dict[str, Any] | None = None
+    measured: list[Noise] | None = None
     state: Any = None
 
     def replace(self, **changes: Any) -> Trainer:
@@ -72,9 +71,6 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
           msgspec.ValidationError: it is damaged.
         """
         found = msgspec.convert(document, cls, str_keys=True)
-        for number, trainer in found.trainers.items():
-            if trainer.measured is not None:
-                _check_measured(trainer.measured, number)
         return found.replace(trainers=dict(sorted(found.trainers.items())))
 
     def replace(self, **changes: Any) -> AdaptiveState:
@@ -149,41 +145,18 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
     def as_document(self) -> dict[str, Any]:
         """What checkpoints and other regions are given beside the training states, as JSON."""
         kept = {number: trainer.replace(state=None) for number, trainer in self.trainers.items()}
-        return msgspec.to_builtins(self.replace(trainers=kept), str_keys=True, enc_hook=_fetched)
+        fetched = operator.methodcaller("tolist")
+        return msgspec.to_builtins(self.replace(trainers=kept), str_keys=True, enc_hook=fetched)
 
     def whole(self) -> TrainState:
         """All trainers as one state to look at, weighted by their requests; it shares arrays.
 
         Merged are anchors, the regions' values and buffers; the rest is the first trainer's.
         """
-        first, *others = self.trainers.values()
-        if not others:
-            return first.state
-        mean, total = seen(first.state), first.request
-        for other in others:
-            total += other.request
-            mean = mix(mean, seen(other.state), other.request / total)
-        state = with_inner(first.state, params=mean["params"], buffers=mean["buffers"])
-        return state.replace(anchor=mean["anchor"])
-
-
-def _check_measured(measured: dict[str, Any], number: int) -> None:
-    """Check that a document's statistics of a trainer are lists of numbers, as long by each name.
-
-    Raises:
-      msgspec.ValidationError: they are something else.
-    """
-    lists = msgspec.convert(measured, dict[str, list[float]])
-    lengths = {len(values) for values in lists.values()}
-    if lists.keys() != {*SCALARS, LOOKED} or len(lengths) != 1:
-        raise msgspec.ValidationError(
-            f"trainer {number} has measured {sorted(lists)}, lists of {sorted(lengths)} numbers: "
-            f"{', '.join(SCALARS)} and {LOOKED} of one length are needed"
-        )
-
-
-def _fetched(measured: Any) -> list[float]:
-    return np.asarray(measured).tolist()
+        each = [seen(trainer.state) for trainer in self.trainers.values()]
+        merged = mean(each, [*self.requests.values()])
+        state = with_inner(self.first.state, params=merged["params"], buffers=merged["buffers"])
+        return state.replace(anchor=merged["anchor"])
 
 
 def seen(state: TrainState) -> dict[str, PyTree]:
@@ -192,18 +165,24 @@ def seen(state: TrainState) -> dict[str, PyTree]:
     return {"anchor": state.anchor, "params": inner.params, "buffers": inner.buffers}
 
 
-def mix(kept: PyTree, retired: PyTree, share: float) -> PyTree:
-    """kept + share (retired - kept), fp32 arithmetic; equal leaves stay bit for bit.
+def mean(trees: Sequence[PyTree], weights: Sequence[int]) -> PyTree:
+    """The weighted mean in their order, fp32 arithmetic; equal leaves stay bit for bit.
 
-    Leaves that are not floating-point numbers are those of `kept`. The result lies where `kept`
-    does.
+    Leaves that are not floating-point numbers are those of the first. The result lies where that
+    does. Any number of trees takes one program.
     """
-    mixed = _mixed(kept, retired, np.float32(share))
-    return jax.device_put(mixed, jax.tree.map(lambda x: x.sharding, kept))
+    (mixed, *others), (total, *more) = trees, weights
+    for other, weight in zip(others, more, strict=True):
+        total += weight
+        nearer = _mixed(mixed, other, np.float32(weight / total))
+        mixed = jax.device_put(nearer, jax.tree.map(lambda x: x.sharding, trees[0]))
+    return mixed
 
 
 @jax.jit
 def _mixed(kept: PyTree, retired: PyTree, share: jax.Array) -> PyTree:
+    """kept + share (retired - kept)."""
+
     def one(a, b):
         if not jnp.issubdtype(a.dtype, jnp.floating):
             return a

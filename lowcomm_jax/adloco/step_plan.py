@@ -1,7 +1,7 @@
 """Turns the batch a policy asks for into microbatches that fit into memory (AdLoCo's switch mode).
 
-In: a requested batch, samples a region and step. Out: a `StepPlan`, the microbatch and how many of
-them a step accumulates.
+In: a requested batch, samples a region and step. Out: a `StepPlan`, the microbatch and the samples
+of a step.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
@@ -15,26 +15,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """An inner step of a region.
 
     Attributes:
       batch: samples that were asked for.
       microbatch: samples in memory at once.
-      count: microbatches whose gradients are averaged.
+      samples: of the step, a multiple of them; not as asked for, where a plan rounds or cuts.
     """
 
     batch: int
     microbatch: int
-    count: int
-
-    @property
-    def samples(self) -> int:
-        """Samples of the step; not as asked for, where a plan rounds or cuts."""
-        return self.count * self.microbatch
+    samples: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +58,11 @@ class Switch:
     def plan(self, requested: int) -> StepPlan:
         """Plan steps for a requested batch (samples a region and step)."""
         if requested > self.threshold * self.cap:
-            return StepPlan(requested, self.cap, math.ceil(requested / self.cap))
+            return StepPlan(requested, self.cap, self.cap * math.ceil(requested / self.cap))
         bucket = min(b for b in self.buckets() if b >= min(requested, self.cap))
-        return StepPlan(requested, bucket, 1)
+        return StepPlan(requested, bucket, bucket)
+
+    def measured(self, requested: int, count: int) -> int:
+        """Samples of each of `count` microbatches that are measured: all are about one step's."""
+        most = self.plan(requested).samples / count
+        return max([m for m in self.buckets() if m <= most], default=self.start)

@@ -37,7 +37,7 @@ import optax
 from etils import epath
 
 from lowcomm_jax.adloco.engine import AdaptiveEngine
-from lowcomm_jax.adloco.state import LOOKED, AdaptiveState
+from lowcomm_jax.adloco.state import AdaptiveState
 from lowcomm_jax.checkpoint import store
 from lowcomm_jax.checkpoint.target import fill, fresh_values, make_target
 from lowcomm_jax.engine import Engine
@@ -173,11 +173,10 @@ def _trainers_of(document: dict, path: epath.Path) -> AdaptiveState | None:
             raise store.DamagedError(f"{path}: trainers: {error}") from None
         parts = [leaves.trainer_prefix(number) for number in found.trainers]
         measured = [one.measured for one in found.trainers.values() if one.measured is not None]
-        lengths = {len(numbers[LOOKED]) for numbers in measured} - {document["regions"]}
+        lengths = {len(of_regions) for of_regions in measured} - {document["regions"]}
         if lengths:
             raise store.DamagedError(
-                f"{path}: trainers: {lengths.pop()} numbers measured of {document['regions']} "
-                "regions"
+                f"{path}: trainers: {lengths.pop()} of {document['regions']} regions have measured"
             )
     if not parts:
         raise store.DamagedError(f"{path}: trainers: there are none")

@@ -80,21 +80,18 @@ class Statistics:
     variance_across: float
 
 
-def pooled(values_R: dict[str, np.ndarray], microbatches: int, samples: int) -> Statistics:
+def pooled(measured_Rx3: np.ndarray, microbatches: int, samples: int) -> Statistics:
     """Reduce what the regions measured that count, in region order and float64.
 
     Args:
-      values_R: float `[R]` by name, of at least one region, each around its own gbar: `gbar2`,
-        ||gbar||^2; `spread`, S; `along`, the part of S in the direction of gbar, sum of
-        <g_j - gbar, gbar>^2 / ||gbar||^2.
+      measured_Rx3: of at least one region, each around its own gbar: ||gbar||^2; S; and the part of
+        S in the direction of gbar, sum of <g_j - gbar, gbar>^2 / ||gbar||^2.
       microbatches: M, at least 2, that each region measured.
       samples: m, of a microbatch.
     """
-    gbar2, spread, along = (
-        float(np.add.accumulate(np.asarray(values_R[k], np.float64))[-1])
-        for k in ("gbar2", "spread", "along")
-    )
-    regions = len(values_R["gbar2"])
+    values_Rx3 = np.asarray(measured_Rx3, np.float64)
+    gbar2, spread, along = np.add.accumulate(values_Rx3)[-1].tolist()
+    regions = len(values_Rx3)
     gbar2, freedom = gbar2 / regions, regions * (microbatches - 1)
     return Statistics(
         gbar2=gbar2,

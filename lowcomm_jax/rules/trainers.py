@@ -57,11 +57,12 @@ class Trainers:
         every = self.merge_every
         return every is not None and trainers > 1 and round_ > 0 and round_ % every == 0
 
-    def pair(self, requests: Mapping[int, int]) -> tuple[int, int]:
-        """(survivor, retired) of at least two trainers; equal requests: the lower number survives.
+    def ranked(self, requests: Mapping[int, int]) -> list[int]:
+        """Trainers by number, each of which survives a merge with those behind it.
+
+        The last two merge first. Of equal requests the lower number survives.
 
         Args:
           requests: trainer's number -> requested batch.
         """
-        retired, survivor, *_ = sorted(requests, key=lambda i: (requests[i], -i))
-        return survivor, retired
+        return sorted(requests, key=lambda i: (-requests[i], i))

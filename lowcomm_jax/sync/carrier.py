@@ -41,7 +41,7 @@ class Carrier(Protocol):
     Attributes:
       paused: whether the newest step stands before a stage whose payloads are still waited for, so
         that its state can be saved. The step is done before the next one begins (`Engine.run`).
-      header: numbers that travel with every payload, float32 `[R, 1]` by name.
+      header: numbers that travel with every payload, float32 `[R, n]` by name.
     """
 
     paused: bool

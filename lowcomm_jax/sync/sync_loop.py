@@ -490,7 +490,8 @@ class SyncLoop(Loop):
 
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""
-        header = 4 * (self.schedule.header_floats() + len(self.carrier.header))
+        floats = sum(x.shape[1] for x in self.carrier.header.values())
+        header = 4 * (self.schedule.header_floats() + floats)
         exchange, norms = self.programs.exchange.at(level), self._norms[p]
         together = header + (norms if self.separate else 0)
         traffic = self.carrier.traffic(exchange, p, self._like[p], mask, groups, together)

@@ -21,7 +21,6 @@ from compilations import compilations
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adloco.state import LOOKED
 from lowcomm_jax.network import replay, uniform
 from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
 from lowcomm_jax.rules.trainers import Trainers
@@ -102,8 +101,8 @@ def test_trainers_share_a_region_and_its_link(fresh):
     plans = [fresh.switch.plan(batch) for batch in asked]
     assert len(plans) == 2
     work = sum(
-        PERIOD * plan.samples + fresh.probe.samples(fresh._measured_size(plan)) for plan in plans
-    )
+        PERIOD * plan.samples + 2 * 2 * fresh.switch.measured(plan.batch, 2) for plan in plans
+    )  # two passes over two microbatches
     took = (fresh.clock.now_R - before)[0]
     assert took == pytest.approx(STEP_SECONDS / 2 * work + 2 * EXCHANGE, rel=1e-9)
 
@@ -257,12 +256,12 @@ def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
     one = engine(lc.methods.adloco(PERIOD, 1, inner_batching=policy))
     state = one.init(oracle.make_params())
     state, _ = one.run(state, stream, steps=1, participants=lambda _: np.array([True, False]))
-    measured = state.first.measured
-    size = one._measured_size(one.switch.plan(policy.start))
+    measured = np.asarray(state.first.measured)
+    size = one.switch.measured(policy.start, one.probe.count)
 
     def asks(regions):
-        values = {k: np.asarray(x)[regions] for k, x in measured.items() if k != LOOKED}
-        return policy.decide(policy.init(), pooled(values, one.probe.count, size), policy.start)[1]
+        noise = pooled(measured[regions, :3], one.probe.count, size)
+        return policy.decide(policy.init(), noise, policy.start)[1]
 
     assert asks([0]) != asks([0, 1])
     before = state.counters.bytes_sent
@@ -271,6 +270,27 @@ def test_a_run_that_finishes_within_a_round_decides_by_those_who_took_part():
     assert (ended.counters.bytes_sent - before).tolist() == [SIZE + 12] * REGIONS
     _, history = one.run(one.init(oracle.make_params()), stream, steps=1)
     assert not looks_in(history)
+
+
+def test_a_run_that_was_finished_goes_on_with_the_survivors_batch(fresh):
+    """Not with the sum of all requests, which no policy may ask for."""
+    state = asking(fresh.init(oracle.make_params()), t0=100, t1=128, t2=128)
+    state, history = fresh.run(fresh.finish(state), stream, rounds=1)
+    assert list(state.trainers) == [1]
+    assert next(history.rows())["trainers"]["1"]["batch"] == 128
+
+
+@pytest.mark.parametrize("called, found", [((0, 0, 6), 5), ((0, 2, 2), 4)])
+def test_a_source_that_gives_another_number_of_samples_is_refused(called, found):
+    """Be it to measure, or to train on."""
+    policy = NormTest(start=2, cap=64, microbatches=3)
+    one = engine(lc.methods.adloco(PERIOD, 1, inner_batching=policy))
+
+    def source(trainer, start, count):
+        return stream(trainer, start, found if (trainer, start, count) == called else count)
+
+    wanted = f"source({', '.join(map(str, called))}) gives {found} samples a region"
+    assert wanted in refusal(lambda: one.run(one.init(oracle.make_params()), source, rounds=1))
 
 
 def told_in(history):

@@ -26,7 +26,7 @@ from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
 POLICY = NormTest(start=2, cap=64, microbatches=2, smoothing=0.0)
-MEASURED = {"gbar2": [1.0, 4.0, 9.0], "spread": [8.0, 2.0, 5.0], "along": [3.0, 1.0, 0.5]}
+MEASURED = ((1.0, 8.0, 3.0), (4.0, 2.0, 1.0), (9.0, 5.0, 0.5))
 
 
 def decided(looked, counted, measured=MEASURED):
@@ -34,8 +34,8 @@ def decided(looked, counted, measured=MEASURED):
     one, told = AdaptiveEngine.__new__(AdaptiveEngine), Told()
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
     trained = SimpleNamespace(counters=SimpleNamespace(step=4))
-    trainer = Trainer(2, 0, POLICY.init(), measured={"gbar2": [0.0]}, state=trained)
-    told.hear(0, {**measured, "looked": looked}, np.array(counted, bool))
+    trainer = Trainer(2, 0, POLICY.init(), measured=[(0.0, 0.0, 0.0, 0.0)], state=trained)
+    told.hear(0, np.column_stack([measured, looked]), np.array(counted, bool))
     state = one._decided(AdaptiveState({0: trainer}, 0), told)
     assert state.first.measured is None and not told.noise
     return state.first, told.looks
@@ -47,20 +47,21 @@ def decided(looked, counted, measured=MEASURED):
 def test_who_was_counted_and_has_measured_decides(looked, counted):
     found, looks = decided(looked, counted)
     mask = np.array([True, False, True])
-    want = pooled({k: np.array(x)[mask] for k, x in MEASURED.items()}, 2, 1)
+    want = pooled(np.array(MEASURED)[mask], 2, 1)
     memory, request = POLICY.decide(POLICY.init(), want, 2)
     assert (found.request, found.policy) == (request, memory)
-    assert request > 2 and looks[4]["0"]["gbar2"] == want.gbar2 == 5.0
+    [(step, number, look)] = looks
+    assert request > 2 and (step, number) == (4, 0) and look["gbar2"] == want.gbar2 == 5.0
 
 
 @pytest.mark.parametrize("looked, counted", [([0, 0, 0], [1, 1, 1]), ([1, 0, 0], [0, 1, 1])])
 def test_where_nobody_has_measured_there_is_nothing_to_decide_on(looked, counted):
     found, looks = decided(looked, counted)
-    assert (found.request, found.policy, looks) == (2, POLICY.init(), {})
+    assert (found.request, found.policy, looks) == (2, POLICY.init(), [])
 
 
 def test_numbers_that_are_not_finite_change_nothing():
-    measured = {**MEASURED, "spread": [8.0, np.nan, 5.0]}
+    measured = (MEASURED[0], (4.0, np.nan, 1.0), MEASURED[2])
     found, _ = decided([1, 1, 1], [1, 1, 1], measured)
     assert (found.request, found.policy) == (2, POLICY.init())
 
@@ -143,7 +144,7 @@ def test_a_round_has_an_exchange_a_trainer(tmp_path):
         (lambda d: d["trainers"]["live"]["0"].update(policy=None), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(signal=float("nan")), Rejected),
         (lambda d: d["trainers"]["live"]["0"]["policy"].update(more=1.0), Rejected),
-        (lambda d: d["trainers"]["live"]["0"].update(measured={"gbar2": "x"}), Rejected),
+        (lambda d: d["trainers"]["live"]["0"].update(measured=[(1.0, "x", 0.0, 1.0)]), Rejected),
         (lambda d: d["trainers"]["live"].update(x=d["trainers"]["live"]["0"]), Rejected),
         (lambda d: d["trainers"]["live"].update({"7": d["trainers"]["live"]["0"]}), ValueError),
         (lambda d: d["trainers"]["live"].clear(), ValueError),
@@ -192,19 +193,24 @@ def anchors_of(state):
 
 def test_after_rounds_that_it_missed_a_region_starts_from_the_anchors(region, monkeypatch):
     """Its own values are those from before the rounds that the others made without it."""
-    (one, state), rounds, told = region, [], []
+    (one, state), told = region, []
 
     def lands(state, source, goal):
-        rounds.append(source)
-        return moved(state)
+        steps = min(goal.left(state), PERIOD)
+        for number, trainer in moved(state).trainers.items():
+            counters = trainer.state.counters.copy()
+            counters = dataclasses.replace(counters, step=np.int64(counters.step + steps))
+            own = trainer.state.replace(counters=counters)
+            state = state.with_trainer(number, trainer.replace(state=own))
+        return state
 
     monkeypatch.setattr(one.carrier.exchange, "frontier", lambda: 2 * PERIOD)
-    assert job_trainers.rounds_missed(one.carrier, state, PERIOD) == 2
+    monkeypatch.setattr(one, "warm", lambda state, source: state)
     monkeypatch.setattr(one, "pass_steps", lands)
-    monkeypatch.setattr(one.carrier, "tell", lambda *given: told.append(given))
+    monkeypatch.setattr(one.carrier, "tell", lambda state, *steps: told.append(steps))
     wanted = anchors_of(moved(moved(state)))
-    found = one._caught_up(state, stream, Goal(100, 10**6), 2)
-    assert rounds == [stream] * 2 and len(told) == 1
+    found, history = one.run(state, stream, steps=2 * PERIOD)
+    assert told == [(step, step) for step in (PERIOD, 2 * PERIOD)] and not len(history)
     starts_from(found, wanted)
 
 
@@ -224,7 +230,7 @@ def test_who_comes_after_the_end_starts_from_the_anchors_of_the_result(region, m
 def test_a_checkpoint_in_a_round_has_this_regions_numbers(region, tmp_path):
     """They travel with the round's payload, which is sent after the run goes on."""
     one, state = region
-    measured = {"gbar2": [1.0], "spread": [0.1], "along": [3.0], "looked": [1.0]}
+    measured = [(1.0, 0.1, 3.0, 1.0)]
     state = state.with_trainer(1, state.trainers[1].replace(measured=measured))
     with Checkpoints(tmp_path / "saved") as checkpoints:
         checkpoints.save(state, extra={}, config={}, method=one.method)
@@ -245,15 +251,15 @@ def headers(one):
 
 def test_a_payload_carries_what_its_trainer_measured_last(region):
     one, state = region
-    nothing = {name: [[0.0]] for name in ("gbar2", "spread", "along", "looked")}
+    nothing = {"noise": [[0.0] * 4]}
     assert headers(one) == {0: nothing, 1: nothing}
-    measured = {"gbar2": [1.0], "spread": [0.5], "along": [3.0], "looked": [1.0]}
-    for given in (measured, {name: jax.numpy.asarray(x) for name, x in measured.items()}):
-        job_trainers.carry(one.engines[1], 1, state.first.replace(measured=given), Told())
+    measured = [(1.0, 0.5, 3.0, 1.0)]
+    for given in (measured, jax.numpy.asarray(measured)):
+        job_trainers.carry(one.engines[1], 1, given, Told())
         one.loops(state)
         one.sync_loop(state)
-        assert headers(one) == {0: nothing, 1: {name: [x] for name, x in measured.items()}}
-        job_trainers.carry(one.engines[1], 1, state.first, Told())
+        assert headers(one) == {0: nothing, 1: {"noise": [[1.0, 0.5, 3.0, 1.0]]}}
+        job_trainers.carry(one.engines[1], 1, None, Told())
         assert headers(one) == {0: nothing, 1: nothing}
 
 
@@ -264,7 +270,7 @@ def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     for number, trainer in state.trainers.items():
         paused = trainer.replace(state=trainer.state.replace(counters=counters.copy()))
         state = state.with_trainer(number, paused)
-    header = {name: np.ones((2, 1), np.float32) for name in ("gbar2", "spread", "along", "looked")}
+    header = {"noise": np.ones((2, 4), np.float32)}
     outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
 
     class Loop:
@@ -289,11 +295,11 @@ def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     monkeypatch.setattr(one.carrier, "tell", lambda *given: None)
     loops, told = made(True), Told()
     with pytest.raises(OSError, match="gone"):
-        one._landed(state, np.ones(1, bool), told)
+        one._landed(state, told)
     assert told.noise.keys() == {0}
     loops, told = made(False), Told()
-    one._landed(state, np.ones(1, bool), told)
-    assert told.noise.keys() == {1} and told.noise[1]["gbar2"].tolist() == [1.0, 1.0]
+    one._landed(state, told)
+    assert told.noise.keys() == {1} and told.noise[1].tolist() == [[1.0] * 3] * 2
 
 
 def test_rounds_that_a_region_only_lands_decide_on_its_next_batches(region, monkeypatch):
@@ -302,7 +308,7 @@ def test_rounds_that_a_region_only_lands_decide_on_its_next_batches(region, monk
     one.policy, one.probe = NormTest(start=1, cap=4, microbatches=2), SimpleNamespace(count=2)
     for number, trainer in state.trainers.items():
         state = state.with_trainer(number, trainer.replace(policy=one.policy.init()))
-    header = {name: np.ones((2, 1), np.float32) for name in ("gbar2", "spread", "along", "looked")}
+    header = {"noise": np.ones((2, 4), np.float32)}
     outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
 
     class Loop:

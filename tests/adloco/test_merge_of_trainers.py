@@ -8,7 +8,7 @@ from adloco.adaptive_cases import MESH, PERIOD, REGIONS, asking, engine, stream
 from oracle.jax_problem import loss_fn
 
 import lowcomm_jax as lc
-from lowcomm_jax.adloco.merge import merge_all
+from lowcomm_jax.adloco.merge import merge
 from lowcomm_jax.compression.error_feedback import ErrorFeedbackState
 from lowcomm_jax.rules.batching import Fixed, NormTest
 from lowcomm_jax.state.train_state import with_inner
@@ -24,7 +24,7 @@ def trained(inner, codec=None):
 
 
 def merged(one, state):
-    return merge_all(one.trainers, one._programs(state), state).first.state
+    return merge(one.plain, state, *one.trainers.ranked(state.requests)).first.state
 
 
 def residuals(state):

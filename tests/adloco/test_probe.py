@@ -15,7 +15,7 @@ from rules.gradients import measure
 import lowcomm_jax as lc
 from lowcomm_jax.adloco.history import Told
 from lowcomm_jax.adloco.probe import Probe, booked, make_probe_program
-from lowcomm_jax.adloco.state import LOOKED, SCALARS, AdaptiveState, Trainer
+from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.network import VirtualClock, follow, parse
 
 R, M, SIZE = 2, 3, 2
@@ -64,9 +64,12 @@ def rows_of(tree):
     ]
 
 
-def found(values_R):
+EVERYONE = np.ones(R, bool)
+
+
+def found(measured_Rx4):
     """What travels of each region, `[3, R]` in float64."""
-    return np.array([values_R[name] for name in ("gbar2", "spread", "along")], np.float64)
+    return np.array(measured_Rx4, np.float64).T[:3]
 
 
 def check(values_R, g_RxMxD, rtol=2e-5):
@@ -77,7 +80,8 @@ def check(values_R, g_RxMxD, rtol=2e-5):
 def test_gradients_are_those_at_the_anchor(drifted):
     engine, state = drifted
     batch = probed()
-    values_R = Probe(engine, M).measure(state, batch, SIZE)
+    values_R = Probe(engine, M).measure(state, batch, SIZE, np.array([True, False]))
+    assert np.asarray(values_R)[:, 3].tolist() == [1, 0]  # who counts
     check(values_R, gradients(rows_of(state.anchor), batch))
     with pytest.raises(AssertionError):  # and not those at the points the regions drifted to
         check(values_R, gradients(rows_of(state.inner.params), batch), rtol=0.01)
@@ -100,7 +104,7 @@ def test_microbatches_count_by_their_tokens():
     state = engine.init(oracle.make_params())
     mask = (np.arange(size) < tokens_RxM[..., None]).reshape(R, M * size).astype(np.float32)
     batch = {**probed(size), "mask": mask}
-    values_R = Probe(engine, M).measure(state, batch, size)
+    values_R = Probe(engine, M).measure(state, batch, size, EVERYONE)
     anchors, rows = rows_of(state.anchor), []
     for r, counts in enumerate(tokens_RxM):
         x, y = batch["x"][r].astype(np.float64), batch["y"][r].astype(np.float64)
@@ -128,18 +132,18 @@ def test_a_microbatch_without_tokens_counts_for_nothing():
     x = batch["x"].copy()
     x[:, 0] = np.inf
     batch = {**batch, "x": x, "mask": mask}
-    values = found(Probe(engine, M).measure(state, batch, SIZE))
+    values = found(Probe(engine, M).measure(state, batch, SIZE, EVERYONE))
     assert np.isfinite(values).all() and (values[0] > 0).all()
 
 
 def test_a_mesh_measures_the_same_and_no_gradient_travels(drifted):
     """Regions apart and samples sharded inside a region."""
     engine, state = drifted
-    plain = found(Probe(engine, M).measure(state, probed(), SIZE))
+    plain = found(Probe(engine, M).measure(state, probed(), SIZE, EVERYONE))
     spread, other = make(mesh=lc.make_mesh(region=2, fsdp=2))
     places = jax.tree.map(lambda x: x.sharding, other.anchor)
     other = other.replace(anchor=jax.device_put(jax.tree.map(np.array, state.anchor), places))
-    values_R = Probe(spread, M).measure(other, probed(), SIZE)
+    values_R = Probe(spread, M).measure(other, probed(), SIZE, EVERYONE)
     np.testing.assert_allclose(found(values_R), plain, rtol=2e-5)
     assert crossing(spread, other) == 0
 
@@ -150,7 +154,7 @@ def crossing(engine, state):
     batch = engine.place({k: v.reshape(R, M, SIZE, *v.shape[2:]) for k, v in probed().items()})
     inner = state.inner
     keys = engine.region_keys
-    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, keys)
+    given = (state.anchor, inner.buffers, inner.step, state.frozen, batch, keys, np.ones(R))
     lowered = jax.jit(make_probe_program(programs)).lower(*given)
     return len(re.findall(r"all_to_all|all_gather|all_reduce|permute", lowered.as_text()))
 
@@ -161,7 +165,7 @@ def test_an_anchor_a_region_is_its_own_point():
     moved = {k: (np.array(x).T * apart).T for k, x in state.anchor.items()}
     state = state.replace(anchor=jax.device_put(moved))
     anchors = rows_of(state.anchor)
-    check(Probe(engine, M).measure(state, probed(), SIZE), gradients(anchors, probed()))
+    check(Probe(engine, M).measure(state, probed(), SIZE, EVERYONE), gradients(anchors, probed()))
 
 
 def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
@@ -170,10 +174,9 @@ def test_nothing_compiles_after_warming_up_and_nothing_changes(drifted):
     before = jax.tree.map(np.array, state)
     probe = Probe(engine, M)
     probe.warm(engine.init(oracle.make_params()), probed(), [1, SIZE])
-    assert compilations(lambda: probe.measure(state, probed(), SIZE)) == 0
-    assert compilations(lambda: probe.measure(state, probed(1), 1)) == 0
+    assert compilations(lambda: probe.measure(state, probed(), SIZE, EVERYONE)) == 0
+    assert compilations(lambda: probe.measure(state, probed(1), 1, EVERYONE)) == 0
     jax.tree.map(np.testing.assert_array_equal, state, before)
-    assert probe.samples(SIZE) == 2 * M * SIZE
 
 
 def test_what_travels_is_booked(drifted):
@@ -184,19 +187,13 @@ def test_what_travels_is_booked(drifted):
     for each in range(1, step + 1):
         clock.inner_step(each)
     before = clock.now_R.copy()
-    measured, told = {name: np.arange(R) for name in (*SCALARS, LOOKED)}, Told()
+    measured, told = np.arange(R)[:, None] * np.ones(4), Told()
     trainers = AdaptiveState({0: Trainer(1, 0, {}, measured, state)}, 0)
     after = booked(trainers, np.ones(R, bool), told)
-    assert {name: x.tolist() for name, x in told.noise[0].items()} == {key: [1] for key in SCALARS}
+    assert told.noise[0].tolist() == [[1, 1, 1]]  # the other region has not measured
     follow(clock, step, told.events)
     for way in ("bytes_sent", "bytes_received"):
         more = getattr(after.counters, way) - getattr(state.counters, way)
         assert more.tolist() == [12] * R
     assert clock.ledger.sent_R().tolist() == pytest.approx([12] * R)
     assert (clock.now_R - before >= 8 * 12 / 1e6).all()
-
-
-def test_batches_of_another_size_are_refused(drifted):
-    engine, state = drifted
-    with pytest.raises(ValueError, match="needs 6 samples a region, the batch has 4"):
-        Probe(engine, M).measure(state, {k: v[:, :4] for k, v in probed().items()}, 2)

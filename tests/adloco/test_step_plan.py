@@ -9,9 +9,15 @@ def test_plans_below_at_and_above_the_cap():
     plans = {1: (2, 1), 2: (2, 1), 3: (4, 1), 16: (16, 1), 17: (24, 1), 24: (24, 1)}
     plans |= {25: (24, 1), 48: (24, 1), 49: (24, 3), 72: (24, 3), 73: (24, 4)}
     for b, (microbatch, count) in plans.items():
-        assert switch.plan(b) == StepPlan(b, microbatch, count)
+        assert switch.plan(b) == StepPlan(b, microbatch, count * microbatch)
     eager = Switch(cap=24, start=2, threshold=1)
-    assert eager.plan(25) == StepPlan(25, 24, 2)
+    assert eager.plan(25) == StepPlan(25, 24, 48)
+
+
+def test_all_measured_microbatches_are_about_one_step():
+    switch = Switch(cap=24, start=2, threshold=1)
+    sizes = {2: 2, 3: 2, 5: 4, 9: 8, 17: 8, 24: 8, 25: 24, 73: 24, 200: 24}
+    assert {b: switch.measured(b, 2) for b in sizes} == sizes
 
 
 def test_memory_is_bounded_and_samples_are_what_was_asked_for():

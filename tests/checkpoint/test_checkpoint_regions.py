@@ -162,11 +162,11 @@ def test_a_running_mean_of_the_regions_is_not_that_of_more(tmp_path):
 def test_what_other_regions_have_measured_decides_on_no_batch(tmp_path):
     """Two steps into a round of four; else the numbers of its start decide at its end."""
     saved(tmp_path, "adloco", 3, 2)
-    for regions, measured in ((3, {"gbar2", "spread", "along", "looked"}), (2, set()), (4, set())):
+    for regions, measured in ((3, 3), (2, 0), (4, 0)):
         engine = make_engine("adloco", regions)
         with Checkpoints(tmp_path) as checkpoints:
             found = checkpoints.restore(engine, bf16_params(), change_regions=True).state
-        assert all(set(t.measured or ()) == measured for t in found.trainers.values())
+        assert all(len(t.measured or ()) == measured for t in found.trainers.values())
         before = found.requests
         state = train(engine, found, range(3, 6))
         assert state.step == 5 and (state.requests == before) == (not measured)

@@ -20,8 +20,7 @@ def measure(gradients_MxD):
 
 def statistics(gradients_RxMxD, samples) -> Statistics:
     rows = np.array([measure(g) for g in gradients_RxMxD])
-    values = dict(zip(("gbar2", "spread", "along"), rows.T))
-    return pooled(values, gradients_RxMxD.shape[1], samples)
+    return pooled(rows, gradients_RxMxD.shape[1], samples)
 
 
 def published(g_MxD, b, eta, theta, nu):

@@ -69,8 +69,7 @@ def test_the_debiased_norm_test_does_not_depend_on_the_batch():
 
 def test_regions_are_pooled():
     """Three of six microbatches of two samples. ||g||^2 is ||gbar||^2 without its noise."""
-    values = {"gbar2": [5.0, 6.0, 7.0], "spread": [30.0, 20.0, 40.0], "along": [6.0, 3.0, 9.0]}
-    found = pooled({k: np.array(x) for k, x in values.items()}, 6, 2)
+    found = pooled(np.array([(5.0, 30.0, 6.0), (6.0, 20.0, 3.0), (7.0, 40.0, 9.0)]), 6, 2)
     wanted = (6.0, 6 - 30 / 5 / 6, 2 * 6 / 5, 2 * 24 / 5)
     assert dataclasses.astuple(found) == pytest.approx(wanted, rel=1e-12)
 

@@ -4,9 +4,11 @@ from lowcomm_jax.rules.trainers import Trainers
 
 
 def test_the_smallest_request_is_retired_into_the_second_smallest():
-    assert Trainers(3).pair({0: 3, 1: 9, 2: 5}) == (2, 0)
+    assert Trainers(3).ranked({0: 3, 1: 9, 2: 5}) == [1, 2, 0]
 
 
 def test_of_equal_requests_the_higher_number_is_retired():
-    assert Trainers(3).pair({0: 4, 1: 4, 2: 4}) == (1, 2)
-    assert Trainers(3).pair({2: 4, 0: 4, 1: 4}) == (1, 2), "the order they come in is no matter"
+    assert Trainers(3).ranked({0: 4, 1: 4, 2: 4}) == [0, 1, 2]
+    assert Trainers(3).ranked({2: 4, 0: 4, 1: 4}) == [0, 1, 2], (
+        "the order they come in is no matter"
+    )
