@@ -236,8 +236,8 @@ class AdaptiveEngine:
         start, consumed, regions = state.step, state.samples, self.plain.setup.regions
         lands_at = (start // self.period + 1) * self.period
         mask_R = mask_here(participants, lands_at, regions, self.plain.here)
-        each = self._each_step(state)
-        work_RxS = np.full((self.regions.count, steps), each)
+        samples = self._samples_of_step(state)
+        work_RxS = np.full((self.regions.count, steps), samples)
         histories, rows = [], {}
         measures = start % self.period == 0 and self.probe.count > 0 and bool(mask_R.any())
         for number, trainer in state.trainers.items():
@@ -249,7 +249,7 @@ class AdaptiveEngine:
                 trainer = trainer.replace(measured=measured)
                 work_RxS[:, 0] += 2 * size * self.probe.count  # it goes there and back twice
             scale = np.float32(self._scale(plan.samples / self.reference_batch))
-            rate = LrScaleState(np.int32(consumed), np.int32(regions * each), scale)
+            rate = LrScaleState(np.int32(consumed), np.int32(regions * samples), scale)
             ready = set_lr_scale(trainer.state, rate)
             starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
             batches = (drawn(source, number, first, plan.samples) for first in starts)
@@ -294,16 +294,16 @@ class AdaptiveEngine:
             told.merges.append(
                 {"round": round_, "survivor": survivor, "retired": retired, "batches": batches}
             )
-        left = goal.left(state, self.plain.setup.regions * self._each_step(state))
+        left = goal.left(state, self.plain.setup.regions * self._samples_of_step(state))
         return state, int(min(self.period - state.step % self.period, left))
 
-    def _each_step(self, state: AdaptiveState) -> int:
+    def _samples_of_step(self, state: AdaptiveState) -> int:
         """Samples of a region's step, of all trainers."""
         return sum(self.switch.plan(asked).samples for asked in state.requests.values())
 
     def _counted(self, state: AdaptiveState, steps: int) -> AdaptiveState:
         """The state with the samples of so many steps of every trainer counted."""
-        samples = state.samples + steps * self.plain.setup.regions * self._each_step(state)
+        samples = state.samples + steps * self.plain.setup.regions * self._samples_of_step(state)
         for number, trainer in state.trainers.items():
             used = trainer.used + steps * self.switch.plan(trainer.request).samples
             state = state.with_trainer(number, trainer.replace(used=used))
@@ -340,16 +340,16 @@ class AdaptiveEngine:
 
     def _decided(self, state: AdaptiveState, told: Told) -> AdaptiveState:
         """Let the policy decide on the trainers' next requests, by what regions have measured."""
-        for number, trainer in state.trainers.items():
-            if (noise := told.noise.pop(number, None)) is not None:
-                size = self.switch.measured(trainer.request, self.probe.count)
-                statistics = pooled(noise, self.probe.count, size)
-                memory, request = self.policy.decide(trainer.policy, statistics, trainer.request)
-                look = {"request": request, **dataclasses.asdict(statistics)}
-                told.looks.append((state.step, number, look))
-                trainer = trainer.replace(policy=memory, request=request)
-            state = state.with_trainer(number, trainer.replace(measured=None))
-        return state
+        noise, told.noise = told.noise, {}
+        for number, noise_nx3 in noise.items():
+            trainer = state.trainers[number]
+            size = self.switch.measured(trainer.request, self.probe.count)
+            statistics = pooled(noise_nx3, self.probe.count, size)
+            memory, request = self.policy.decide(trainer.policy, statistics, trainer.request)
+            look = {"request": request, **dataclasses.asdict(statistics)}
+            told.looks.append((state.step, number, look))
+            state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
+        return state.without_measurements()
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.

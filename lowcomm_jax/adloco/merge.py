@@ -30,7 +30,7 @@ def merge(engine: Engine, state: AdaptiveState, *numbers: int) -> AdaptiveState:
     """
     programs = engine.programs_for(state.first.state.layout)
     trainers = [state.trainers[number] for number in numbers]
-    merged = mean([_averaged(t.state) for t in trainers], [t.request for t in trainers])
+    merged = mean((_averaged(t.state), t.request) for t in trainers)
     survivor, kept, inner = trainers[0], trainers[0].state, trainers[0].state.inner
     params, rounding = programs.restart_program(inner.params, merged["params"], inner.rounding, {})
     changes = {"params": params, "rounding": rounding, "buffers": merged["buffers"]}

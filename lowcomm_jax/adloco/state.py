@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -153,8 +153,7 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
 
         Merged are anchors, the regions' values and buffers; the rest is the first trainer's.
         """
-        each = [seen(trainer.state) for trainer in self.trainers.values()]
-        merged = mean(each, [*self.requests.values()])
+        merged = mean((seen(trainer.state), trainer.request) for trainer in self.trainers.values())
         state = with_inner(self.first.state, params=merged["params"], buffers=merged["buffers"])
         return state.replace(anchor=merged["anchor"])
 
@@ -165,17 +164,18 @@ def seen(state: TrainState) -> dict[str, PyTree]:
     return {"anchor": state.anchor, "params": inner.params, "buffers": inner.buffers}
 
 
-def mean(trees: Sequence[PyTree], weights: Sequence[int]) -> PyTree:
-    """The weighted mean in their order, fp32 arithmetic; equal leaves stay bit for bit.
+def mean(weighed: Iterable[tuple[PyTree, int]]) -> PyTree:
+    """The mean of (tree, weight) in their order, fp32 arithmetic; equal leaves stay bit for bit.
 
     Leaves that are not floating-point numbers are those of the first. The result lies where that
-    does. Any number of trees takes one program.
+    does. Any number of trees takes one program, and one after the other is asked for.
     """
-    (mixed, *others), (total, *more) = trees, weights
-    for other, weight in zip(others, more, strict=True):
+    rest = iter(weighed)
+    mixed, total = next(rest)
+    places = jax.tree.map(lambda x: x.sharding, mixed)
+    for other, weight in rest:
         total += weight
-        nearer = _mixed(mixed, other, np.float32(weight / total))
-        mixed = jax.device_put(nearer, jax.tree.map(lambda x: x.sharding, trees[0]))
+        mixed = jax.device_put(_mixed(mixed, other, np.float32(weight / total)), places)
     return mixed
 
 

@@ -62,7 +62,7 @@ def test_moments_are_weighted_and_counts_are_the_survivors():
 
 
 def test_the_last_model_is_the_mean_by_all_requests():
-    """A survivor that merges again counts for those that it took in, too."""
+    """Three at once, each by its own request."""
     one = engine(lc.methods.adloco(PERIOD, 3, inner_batching=Fixed(1)))
     state, apart = asking(one.init(oracle.make_params()), t0=5, t1=3, t2=4), (1.0, -2.0, 0.5)
     for (number, trainer), factor in zip(state.trainers.items(), apart, strict=True):
