@@ -97,7 +97,8 @@ def drawn(source: Source, trainer: int, start: int, count: int) -> PyTree:
     """
     batch = source(trainer, start, count)
     if (found := batch_size(batch)) != count:
-        raise ValueError(f"source({trainer}, {start}, {count}) gives {found} samples a region")
+        asked = f"trainer {trainer} asks for {count} samples from {start} on"
+        raise ValueError(f"{asked}, and the source gives {found} a region: give as many")
     return batch
 
 
@@ -247,7 +248,7 @@ class AdaptiveEngine:
                 batch = drawn(source, number, trainer.used, size * self.probe.count)
                 measured = self.probe.measure(trainer.state, batch, size, mask_R)
                 trainer = trainer.replace(measured=measured)
-                work_RxS[:, 0] += 2 * size * self.probe.count  # it goes there and back twice
+                work_RxS[:, 0] += 2 * size * self.probe.count  # in two passes
             scale = np.float32(self._scale(plan.samples / self.reference_batch))
             rate = LrScaleState(np.int32(consumed), np.int32(regions * samples), scale)
             ready = set_lr_scale(trainer.state, rate)
@@ -418,7 +419,7 @@ class AdaptiveEngine:
         return self._each(state, Told(), lambda loop, own: (start_from_anchor(loop, own), []))
 
     def _each(self, state: AdaptiveState, told: Told, act: Act) -> AdaptiveState:
-        """The state once every trainer's loop has done something.
+        """The state once every trainer's loop has acted.
 
         Args:
           told: gets the events, and hears what lands.

@@ -176,7 +176,7 @@ def _trainers_of(document: dict, path: epath.Path) -> AdaptiveState | None:
         lengths = {len(of_regions) for of_regions in measured} - {document["regions"]}
         if lengths:
             raise store.DamagedError(
-                f"{path}: trainers: {lengths.pop()} of {document['regions']} regions have measured"
+                f"{path}: trainers: {lengths.pop()} regions have measured, of {document['regions']}"
             )
     if not parts:
         raise store.DamagedError(f"{path}: trainers: there are none")

@@ -289,7 +289,8 @@ def test_a_source_that_gives_another_number_of_samples_is_refused(called, found)
     def source(trainer, start, count):
         return stream(trainer, start, found if (trainer, start, count) == called else count)
 
-    wanted = f"source({', '.join(map(str, called))}) gives {found} samples a region"
+    _, start, count = called
+    wanted = f"asks for {count} samples from {start} on, and the source gives {found} a region"
     assert wanted in refusal(lambda: one.run(one.init(oracle.make_params()), source, rounds=1))
 
 

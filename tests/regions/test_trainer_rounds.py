@@ -307,7 +307,7 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
                 state = kept.restore(one, oracle.make_params()).state
             found = [np.asarray(trainer.measured) for trainer in state.trainers.values()]
             np.testing.assert_array_equal(found, measured)
-            assert np.shape(measured) == (3, 1, 4)
+            assert np.shape(measured) == (2, 1, 4)
             one.reconnect(state)
             state, _ = one.run(state, source, **runs[1])
             found = seen(state), seen(one.finish(state))
