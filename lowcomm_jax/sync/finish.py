@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +13,6 @@ from lowcomm_jax.state.train_state import TrainState, in_send_order
 from lowcomm_jax.sync.carrier import LastCarrier
 
 AtTheEnd = Callable[[int], Sequence[bool]] | None
-
-
-class Ending(NamedTuple):
-    """How a payload lands at the end of a run.
-
-    Attributes:
-      last: whether it was sent by the last synchronisation.
-      added: whether eager anchors have each region's own part of it already.
-    """
-
-    last: bool
-    added: bool
 
 
 def finish(
@@ -96,20 +84,20 @@ def _last_round(
     """Synchronise fragment p; `last`: None = the others have done so without the regions here."""
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
-    added = True
+    apart = True
     if last is not None and not _all_adopted(loop, last, state, p, step):
         # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
-        added = any(f.fragment == p for f in state.in_flight.values())
+        apart = any(f.fragment == p for f in state.in_flight.values())
         act = Send((p,))
         if not loop.separate:
             act = loop.schedule.at_the_end(step, p, state.counters)
         state = loop.send(state, act, step, mask, events)
-        if added:
+        if apart:
             # One more boundary, so that the steps since the last one are not lost.
             view = View(state.counters, in_send_order(state.in_flight), loop.count)
             stage = loop.schedule.crossing(step, p, view)
             state = loop.do(state, stage, mask, True, events)
-    state = _drain(loop, state, p, step, events, sent=None, added=added)
+    state = _drain(loop, state, p, step, events, sent=None, apart=apart)
     state = loop.restart(state, p)
     # Whatever was handed out before: from here all have the anchor itself.
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
@@ -122,18 +110,17 @@ def _all_adopted(loop: Any, last: LastCarrier, state: TrainState, p: int, step: 
 
 
 def _drain(
-    loop: Any, state, p: int, step: int, events, sent: int | None, added: bool = True
+    loop: Any, state, p: int, step: int, events, sent: int | None, apart: bool = True
 ) -> TrainState:
     """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt.
 
     Args:
-      added: eager anchors have each region's own part of them already.
+      apart: as in `Move`.
     """
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
-        end = Ending(sent is None, added)
-        state, values = loop.move(state, Move(key), True, end)
-        act = Adopt(p, key, flight.takes_part)
+        move, act = Move(key, apart=apart), Adopt(p, key, flight.takes_part)
+        state, values = loop.move(state, move, True, ends=True, last=sent is None)
         state = loop.adopt_payload(state, act, step, True, values, events, ends=True)
     return state

@@ -31,8 +31,8 @@ def gossip_step(
 
     Args:
       groups: reduces over the groups of a round.
-      sent: `extra` is the round's `exchange.pairs.Draw`. There are no personal codecs, and the
-        landing does the exchange.
+      sent: with the round's `draw`. There are no personal codecs, and the landing does the
+        exchange.
       told, rules: as in `RoundFunctions.outer_step`; gossip has one level.
       if_news: leave the anchors of a group alone whose mean is exactly 0.
 
@@ -41,7 +41,7 @@ def gossip_step(
       before it moves, 0 where it does not.
     """
     del level
-    anchor, outer_state, draw = held.anchor, held.outer, sent.extra
+    anchor, outer_state, draw = held.anchor, held.outer, sent.draw
     base = fragmentation.take(anchor, rows)
     anchors = base if draw.anchors is None else draw.anchors
     given = sent.payload, anchors, sent.weight, draw.members, without_lead(base)

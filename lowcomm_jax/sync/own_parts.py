@@ -13,20 +13,30 @@ from lowcomm_jax.state.train_state import InFlight
 PyTree = Any
 
 
-def own_parts(late: InFlight | None, fresh: InFlight | None) -> PyTree:
-    """Extra arguments of the eager rule: own fresh and own late part with their shares.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OwnParts:
+    """What eager rules swap in every region: its own part of the mean that lands for a fresh one.
 
     The fresh part that is added at one boundary is the late part that is subtracted at the next, so
     that differences between anchors do not add up.
+
+    Attributes:
+      payload: what was just sent, leaves `[R, ...]`.
+      share: float32 `[R]`, of each region in the mean of `payload`; 0 = it adds nothing.
+      late: float32 `[R]`, of each region in the mean that lands; 0 = it subtracts nothing.
     """
-    some = late if fresh is None else fresh
-    nothing = (some.payload, jnp.zeros_like(some.weight))  # a payload of weight 0 counts as 0
 
-    def part(flight):
-        return nothing if flight is None else (flight.payload, _shares(flight.weight))
+    payload: PyTree
+    share: jax.Array
+    late: jax.Array
 
-    (own, weight), (own_late, weight_late) = part(fresh), part(late)
-    return {"own": own, "own_late": own_late, "weight": weight, "weight_late": weight_late}
+
+def own_parts(arrived: InFlight, fresh: InFlight | None, apart: bool) -> OwnParts:
+    """The own parts where a payload lands; `apart`: as in `schedule.base.Move`."""
+    late = arrived if apart else emptied(arrived)
+    new = emptied(arrived) if fresh is None else fresh
+    return OwnParts(new.payload, _shares(new.weight), _shares(late.weight))
 
 
 @jax.jit
@@ -36,8 +46,6 @@ def _shares(weight_R: jax.Array) -> jax.Array:
     return jnp.where(total > 0, weight_R / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def emptied(flight: InFlight | None) -> InFlight | None:
+def emptied(flight: InFlight) -> InFlight:
     """An empty payload: with all weights 0 its mean is 0."""
-    if flight is None:
-        return None
     return dataclasses.replace(flight, weight=jnp.zeros_like(flight.weight))

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.placement import LARGEST
 from lowcomm_jax.exchange import MeshExchange, shares
 from lowcomm_jax.exchange.mesh import without_lead
+from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh.regions import Regions, weighted_sum
 from lowcomm_jax.methods.base import Method, Rule
 from lowcomm_jax.optimizers import state_field
@@ -31,6 +32,7 @@ from lowcomm_jax.params.sharding import leaf_of
 from lowcomm_jax.rules.merge import Merged, merge_leaves, norms_of, weigh_leaves
 from lowcomm_jax.rules.outer import Mixing
 from lowcomm_jax.setup import Setup
+from lowcomm_jax.sync.own_parts import OwnParts
 
 PyTree = Any
 _TINY = 1e-30
@@ -90,7 +92,8 @@ class Contributions:
       brought: result of the payload's collectives (`MeshExchange.reduce`); None = none ran yet.
       counted: bool `[R]` of a personal codec: whose payload counts, of the regions here; None =
         those of a weight above 0.
-      extra: of eager rules, their own parts (`own_parts`); with gossip the round's `pairs.Draw`.
+      draw: with gossip, the groups of the round.
+      own: of eager rules; None = the mean moves all anchors alike.
       norms: fp32 `[R, T]` of the payloads' tensors (`encode`), for a rule that reads them.
     """
 
@@ -98,7 +101,8 @@ class Contributions:
     weight: jax.Array
     brought: PyTree = None
     counted: jax.Array | None = None
-    extra: PyTree = None
+    draw: Draw | None = None
+    own: OwnParts | None = None
     norms: jax.Array | None = None
 
 
@@ -377,7 +381,7 @@ class RoundFunctions:
           merge rule leaves (`Merged.moves`).
         """
         anchor, outer_state, codec_state = held.anchor, held.outer, held.codec
-        weight_R, own = sent.weight, sent.extra
+        weight_R = sent.weight
         base, exchange = fragmentation.take(anchor, rows), self.exchange.at(level)
         merged, rank = self.direction(sent, held.merge, outer_state, exchange, without_lead(base))
         rule, _ = self.rules_K[rules]
@@ -387,12 +391,12 @@ class RoundFunctions:
         if codec_state is not None:
             counted_R = weight_R > 0 if sent.counted is None else sent.counted
             mean, new_codec_state = exchange.receive(mean, codec_state, counted_R)
-        updates, new_state = self._outer(rule, mean, outer_state, base, own, exchange, told)
+        updates, new_state = self._outer(rule, mean, outer_state, base, sent, exchange, told)
         if going:
             updates, new_state = left_there(going, updates, new_state, outer_state)
         mean_norm, update_norm = self.norms(reduced, updates)
         updates, update_norm = self.clip(updates, update_norm)
-        moves = jnp.bool_(True) if own is not None else jnp.sum(weight_R) > 0
+        moves = jnp.bool_(True) if sent.own is not None else jnp.sum(weight_R) > 0
         if if_news:
             moves &= jnp.any(mean_norm > 0)
         moved = jax.tree.map(lambda b, u: jnp.where(moves, b + u, b), base, updates)
@@ -510,8 +514,8 @@ class RoundFunctions:
 
         return self.regions.lift(one_region, (0,) * len(trees))(*trees)
 
-    def _outer(self, rule, mean, outer_state, base, own, exchange, told):
-        told = told or {}
+    def _outer(self, rule, mean, outer_state, base, sent, exchange, told):
+        told, own = told or {}, sent.own
         if own is None:
 
             def anchors(mean, outer_state, base, told):
@@ -524,16 +528,17 @@ class RoundFunctions:
                 anchors = self.regions.everywhere(anchors)
             return anchors(mean, outer_state, base, told)
         shared = jax.tree.map(lambda x: x[0], mean)
-        own = {
-            **own,
-            "own": self.own_part(own["own"], own["weight"], base, exchange),
-            "own_late": self.own_part(own["own_late"], own["weight_late"], base, exchange),
+        parts = {
+            "own": self.own_part(own.payload, own.share, base, exchange),
+            "own_late": self.own_part(sent.payload, own.late, base, exchange),
+            "weight": own.share,
+            "weight_late": own.late,
         }
 
-        def one_region(state, params, extra):
-            return rule.update(shared, state, params, **extra, **told)
+        def one_region(state, params, parts):
+            return rule.update(shared, state, params, **parts, **told)
 
-        return jax.vmap(one_region)(outer_state, base, own)
+        return jax.vmap(one_region)(outer_state, base, parts)
 
     def own_part(self, payload_R, weight_R, base, exchange):
         """Every region's decoded payload, fp32 `[R, ...]`; 0 for those left out."""

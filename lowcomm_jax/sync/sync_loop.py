@@ -37,7 +37,7 @@ from lowcomm_jax.state.train_state import (
 )
 from lowcomm_jax.sync.carrier import Carrier, Collected
 from lowcomm_jax.sync.copies import copy_peer
-from lowcomm_jax.sync.finish import AtTheEnd, Ending, finish
+from lowcomm_jax.sync.finish import AtTheEnd, finish
 from lowcomm_jax.sync.measurements import make_measurements
 from lowcomm_jax.sync.own_parts import emptied, own_parts
 from lowcomm_jax.sync.round_functions import (
@@ -529,45 +529,48 @@ class SyncLoop(Loop):
         state: TrainState,
         act: Move,
         adopts: bool,
-        end: Ending | None = None,
+        ends: bool = False,
+        last: bool = False,
     ) -> tuple[TrainState, dict[str, Any]]:
         """Move the anchor by a payload, once the carrier has those of all regions.
 
         Args:
           adopts: whether regions here will adopt the anchor.
-          end: at the end of a run, where a mean of exactly 0 leaves the anchor alone.
+          ends: whether a run ends; a mean of exactly 0 then leaves the anchor alone.
+          last: whether the last synchronisation has sent the payload.
 
         Returns:
           (state, device metrics).
         """
         fresh = None if act.fresh is None else state.in_flight[act.fresh]
-        own, times = None, {}
         if act.key is None:
-            late, arrived = None, emptied(fresh)
+            arrived, draw, times = emptied(fresh), None, {}
         else:
-            last = end is not None and end.last
-            state, (arrived, own, times) = self.carrier.collect(self, state, act.key, last, adopts)
-            late = state.in_flight[act.key]
-        if self._takes_own_parts:
-            if end is not None:
-                own = own_parts(arrived if end.added else emptied(arrived), None)
-            elif fresh is not None or late.sent < state.counters.step:
-                own = own_parts(late, fresh)
-        told, values = self.told(state, fresh if act.key is None else late), {}
-        p, if_news = int(arrived.fragment), end is not None
+            state, came = self.carrier.collect(self, state, act.key, last, adopts)
+            arrived, draw, times = came
+        own = own_parts(arrived, fresh, act.apart) if self._takes_own_parts else None
+        told, values = self.told(state, state.in_flight[act.key or act.fresh]), {}
+        p = int(arrived.fragment)
         for one in self._one_by_one(arrived):
-            norms = one.header.get("norms")
             held, values = self.programs.outer_program(
                 self._held(state, p),
-                Contributions(one.payload, one.weight, one.brought, self._counted(one), own, norms),
+                Contributions(
+                    one.payload,
+                    one.weight,
+                    one.brought,
+                    self._counted(one),
+                    draw=draw,
+                    own=own,
+                    norms=one.header.get("norms"),
+                ),
                 self._rows[p],
                 told,
-                if_news=if_news,
+                if_news=ends,
                 level=int(one.level),
                 rules=self._rules[p],
             )
             state = with_anchor(state, p, held)
-        if self.measurements is not None and end is None:
+        if self.measurements is not None and not ends:
             state = self.measurements.landed(state, arrived, values)
         return state, values | times
 

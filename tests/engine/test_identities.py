@@ -88,6 +88,13 @@ def test_delayed_with_a_blocking_first_round_starts_as_diloco():
     assert_equal(trajectory(delayed, 7), diloco_4()[:7])
 
 
+def test_so_does_an_eager_one():
+    """No region's own part has been applied before, and none is swapped."""
+    delayed = lc.methods.delayed_diloco(4, lc.outer.eager(rule()), first_round="blocking")
+    found = trajectory(delayed.named("eager", anchors="per_region"), 7)
+    assert_equal([locals_ for _, locals_ in found], [locals_ for _, locals_ in diloco_4()[:7]])
+
+
 # -- what compressed methods are without compression -----------------------------------------------
 
 ALL = 4096  # entries of a whole chunk

@@ -178,7 +178,7 @@ def compiled(engine, state):
     arguments = {
         "outer": (
             AnchorState(leaves, state.outer[0]),
-            Contributions(payload, weight, extra=draw),
+            Contributions(payload, weight, draw=draw),
             rows,
         ),
         "payload": (

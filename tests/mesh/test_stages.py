@@ -93,7 +93,7 @@ def test_outer_programs_do_not_talk_between_stages(name):
         sent.output_shardings["payload"],
     )
     draw = Draw(loop.programs.groups.draw(1)) if name == "noloco" else None
-    held, arrived = AnchorState(anchor, state.outer[p]), Contributions(payload, weight, extra=draw)
+    held, arrived = AnchorState(anchor, state.outer[p]), Contributions(payload, weight, draw=draw)
     move = programs.outer_program.lower(held, arrived, rows).compile()
     for what, program in {"send": sent, "move": move}.items():
         found = between_stages(program.as_text())

@@ -33,7 +33,7 @@ def test_a_step_lands_what_is_due_then_sends_then_lands_what_has_no_delay():
     old = flight(0, 2, 4, EVERYONE)
     late = view(schedule, [("0@2", old)], last_sent=[2, -1])
     assert shown(schedule.acts(4, late)) == [
-        (Move, "0@2", None),
+        (Move, "0@2", None, True),
         (Adopt, 0, "0@2", [True] * R, [False] * R, None),
     ]
     assert schedule.acts(3, late) == ()
@@ -71,7 +71,7 @@ def test_a_payload_without_regions_here_still_moves_the_anchor():
     schedule = Staggered(4, delay=2)
     absent = flight(0, 4, 6, NOBODY)
     assert shown(schedule.acts(6, view(schedule, [("k", absent)], last_sent=[4]))) == [
-        (Move, "k", None),
+        (Move, "k", None, True),
         (Adopt, 0, "k", [False] * R, [False] * R, None),
     ]
 
@@ -86,7 +86,7 @@ def test_a_one_period_boundary_sends_first_and_lands_the_round_before():
     assert schedule.acts(8, view(schedule, [late], last_sent=[4], sends=[1])) == (Send((0,)),)
     crossing = schedule.acts(8, view(schedule, [late, fresh], last_sent=[8], sends=[2]))
     assert shown(crossing) == [
-        (Move, "0@4", "0@8"),
+        (Move, "0@4", "0@8", True),
         (Adopt, 0, "0@4", some.tolist(), None, "0@8"),
     ]
     crossed = view(schedule, [fresh], last_sent=[8], sends=[2], crossed=True)
@@ -96,7 +96,7 @@ def test_a_one_period_boundary_sends_first_and_lands_the_round_before():
     nobody = ("0@8", flight(0, 8, 12, NOBODY))
     absent = view(schedule, [late, nobody], last_sent=[8], sends=[2])
     assert shown(schedule.acts(8, absent)) == [
-        (Move, "0@4", "0@8"),
+        (Move, "0@4", "0@8", True),
         (Adopt, 0, "0@4", [False] * R, None, "0@8"),
     ]
 
@@ -109,6 +109,7 @@ def test_the_first_boundary_lands_nothing_or_what_was_just_sent(first_round):
     key = "0@4" if first_round == "blocking" else None
     assert (move.key, adopt.key) == (key, key) and adopt.regions.all()
     assert move.fresh == adopt.fresh == (None if key else "0@4")
+    assert move.apart == (key is None)  # no own part was applied before
 
 
 def test_rounds_of_a_measured_length_end_at_their_boundary():

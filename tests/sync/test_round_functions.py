@@ -207,7 +207,7 @@ def test_of_groups_in_which_nobody_counts_neither_anchors_nor_states_move():
     mean, group, moves_R = rows(2, 2, 4), rows(9, 9, 9), jnp.array([True, True, False])
     groups = SimpleNamespace(means=lambda *_: (mean, group, moves_R), topology=Gossip())
     draw, start = SimpleNamespace(anchors=None, members=None), jnp.zeros(R, jnp.int32)
-    held, sent = AnchorState(rows(10, 20, 30), start), Contributions(None, None, extra=draw)
+    held, sent = AnchorState(rows(10, 20, 30), start), Contributions(None, None, draw=draw)
     new, values = gossip_step(functions(), groups, held, sent, {}, TOLD)
     assert found(new.anchor) == [12, 22, 30] and new.outer.tolist() == [1, 1, 0]
     assert values["pull_norm"].tolist() == [1, 11, 0]

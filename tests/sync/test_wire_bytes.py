@@ -67,7 +67,7 @@ def compiled(engine, state):
     send = made.payload_program.lower(*given, with_snapshot=False).compile()
     sent = send(*given)
     draw = Draw(loop.programs.groups.draw(0)) if engine.method.topology else None
-    payload = Contributions(sent["payload"], sent["weight"], extra=draw)
+    payload = Contributions(sent["payload"], sent["weight"], draw=draw)
     merge = state.merge[0] if state.merge else None
     landing = (AnchorState(state.anchor, state.outer[0], merge=merge), payload, rows)
     return sized(send.as_text()), sized(made.outer_program.lower(*landing).compile().as_text())
