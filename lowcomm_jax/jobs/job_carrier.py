@@ -185,8 +185,8 @@ class JobCarrier:
         schedule, topology = method.schedule, method.topology
         self.exchange, self.total, self.region = exchange, exchange.count, exchange.region
         # Arrivals move the anchor one by one, also in the last synchronisation.
-        whole = schedule.by_rounds and schedule.most == 1
-        self.announced = JobTraffic(self.total, self.region, whole)
+        self._one_by_one = schedule.by_rounds and schedule.most == 1
+        self.announced = JobTraffic(self.total, self.region, self._one_by_one)
         self.group_size = None if topology is None else topology.group_size
         self.tells = tells
         self.anchor_history = AnchorHistory(method.anchors == "shared")
@@ -478,7 +478,9 @@ class JobCarrier:
         taken = {"travel_seconds": arrived.seconds, "waited_seconds": arrived.waited}
         times = {name: np.array([x], np.float32) for name, x in taken.items()}
         counted_N = arrived.participants[members]
-        return Collected(with_everyones_rows(flight, payload, rows, counted_N), draw, times)
+        everyone = with_everyones_rows(flight, payload, rows, counted_N)
+        alone = tuple(np.diag(everyone.weight)[counted_N]) if self._one_by_one else ()
+        return Collected(everyone, draw, times, alone)
 
     def passed_over(self, sends: int) -> bool:
         """Whether the others went on without this region in the exchange after so many sends.

@@ -544,51 +544,35 @@ class SyncLoop(Loop):
         """
         fresh = None if act.fresh is None else state.in_flight[act.fresh]
         if act.key is None:
-            arrived, draw, times = emptied(fresh), None, {}
+            came = Collected(emptied(fresh), None, {})
         else:
             state, came = self.carrier.collect(self, state, act.key, last, adopts)
-            arrived, draw, times = came
+        arrived = came.flight
         own = own_parts(arrived, fresh, act.apart) if self._takes_own_parts else None
         told, values = self.told(state, state.in_flight[act.key or act.fresh]), {}
         p = int(arrived.fragment)
-        for one in self._one_by_one(arrived):
+        for weight_R in came.weights or (arrived.weight,):
             held, values = self.programs.outer_program(
                 self._held(state, p),
                 Contributions(
-                    one.payload,
-                    one.weight,
-                    one.brought,
-                    self._counted(one),
-                    draw=draw,
+                    arrived.payload,
+                    weight_R,
+                    arrived.brought,
+                    self._counted(weight_R),
+                    draw=came.draw,
                     own=own,
-                    norms=one.header.get("norms"),
+                    norms=arrived.header.get("norms"),
                 ),
                 self._rows[p],
                 told,
                 if_news=ends,
-                level=int(one.level),
+                level=int(arrived.level),
                 rules=self._rules[p],
             )
             state = with_anchor(state, p, held)
         if self.measurements is not None and not ends:
             state = self.measurements.landed(state, arrived, values)
-        return state, values | times
-
-    def _one_by_one(self, arrived: InFlight) -> list[InFlight]:
-        """The payloads that each move the anchor: one of all regions, or each region's own.
-
-        With `base="received"` a region's payload stands apart on one mesh; what arrives from other
-        jobs holds those of all, and counts in the order of the regions.
-        """
-        if self.method.base != "received" or not self.separate:
-            return [arrived]
-        alone = [np.arange(self.total) == r for r in np.flatnonzero(arrived.takes_part)]
-        return [
-            dataclasses.replace(
-                arrived, weight=np.where(only, arrived.weight, np.float32(0)), takes_part=only
-            )
-            for only in alone
-        ]
+        return state, values | came.times
 
     def adopt_payload(
         self,
@@ -648,11 +632,11 @@ class SyncLoop(Loop):
         merge = None if self.method.merge is None else state.merge[p]
         return AnchorState(self.fragments.leaves(state.anchor, p), state.outer[p], codec, merge)
 
-    def _counted(self, flight: InFlight) -> np.ndarray | None:
-        """`Contributions.counted`: between jobs a payload has weights of regions elsewhere, too."""
+    def _counted(self, weight_R: Any) -> np.ndarray | None:
+        """`Contributions.counted`: between jobs there are weights of regions elsewhere, too."""
         if not (self._personal and self.separate):
             return None
-        return np.asarray(flight.weight)[list(self.programs.setup.here)] > 0
+        return np.asarray(weight_R)[list(self.programs.setup.here)] > 0
 
     def told(self, state: TrainState, flight: InFlight) -> dict[str, np.int32]:
         """Keywords of the outer and landing rules for a payload that lands, int32.

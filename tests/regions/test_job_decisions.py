@@ -403,7 +403,7 @@ def test_who_only_listens_waits_for_all_but_not_for_a_group(members, group_size,
     loop = SimpleNamespace(fragments=SimpleNamespace(like=lambda p: {"w": np.zeros(2)}))
     state = State(in_flight={"k": in_flight(3, mask=NOBODY)})
     state.counters.counted = np.array([True, True])
-    _, (got, draw, _) = carrier.collect(loop, state, "k", False, True)
+    _, (got, draw, *_) = carrier.collect(loop, state, "k", False, True)
     assert heard == ["7"] * everyone and len(seen) == everyone and "k" not in carrier._pending
     assert got.takes_part.tolist() == [False] * len(members) and not got.weight.any()
     if everyone:
