@@ -484,9 +484,8 @@ class SyncLoop(Loop):
 
     def _header(self, state: TrainState, step: int) -> dict[str, Any]:
         """Numbers that travel with a payload, `[R]` or `[R, ...]` by name."""
-        if self.measurements is None:
-            return dict(self.carrier.header)
-        return self.measurements.header(state, step)
+        measured = {} if self.measurements is None else self.measurements.header(state, step)
+        return {**self.carrier.header, **measured}
 
     def _traffic(self, p: int, level: int, mask: np.ndarray, groups: Groups | None) -> Traffic:
         """Bytes of one exchange, `[R]`, as announced at its send."""

@@ -263,6 +263,18 @@ def test_a_payload_carries_what_its_trainer_measured_last(region):
         assert headers(one) == {0: nothing, 1: nothing}
 
 
+def test_a_schedule_that_reads_what_lands_keeps_what_its_trainer_measured(tmp_path):
+    """CoCoDC's rates travel in no header, and are measurements all the same."""
+    method = lc.methods.cocodc(PERIOD, 1, 0, inner_batching=POLICY)
+    one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
+    with jax.numpy_dtype_promotion("standard"):
+        [(number, trainer, loop)] = one.loops(one.init(oracle.make_params()))
+    measured = {"gbar2": [1.0], "spread": [0.5], "along": [3.0], "looked": [1.0]}
+    job_trainers.carry(one.engines[number], number, trainer.replace(measured=measured), Told())
+    header = {name: np.asarray(x) for name, x in loop._header(trainer.state, PERIOD).items()}
+    assert header == {name: [x] for name, x in measured.items()}
+
+
 def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     """The next landing hears of trainer 1 alone."""
     one, state = region
