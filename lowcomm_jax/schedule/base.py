@@ -6,7 +6,8 @@ array, so that every region decides alike. It is a frozen dataclass of attribute
 refusals and plans read. One of its own says in `due` whose turn it is; the acts follow from that,
 and no method of a schedule overrides another. What it remembers between steps is
 `SyncCounters.decided`: the loop stores that, checkpoints keep it, and `Remembering.decide` changes
-it (for `TwoLevels` the loop itself).
+it (for `TwoLevels` the loop itself). `Staggered` is the schedule of DiLoCo, Streaming DiLoCo, and
+most others.
 
 The acts name what is *still to be done*. They leave marks: a send `last_sent`, a move
 `InFlight.anchor_updated`, an adoption a flight that is gone or waits for fewer regions. So a step
@@ -427,6 +428,40 @@ class Schedule(abc.ABC):
         if not self.needs_step:
             return up
         return up & (self.pace.made(step, len(landed_R)) > self.pace.made_at(landed_R))
+
+
+@dataclasses.dataclass(frozen=True)
+class Staggered(Schedule):
+    """Every fragment every H steps, the K fragments evenly staggered (arXiv 2501.18512, Alg. 2).
+
+    Fragment p of K (0-based) is first sent after inner step floor((p+1) H / K), then every H steps
+    exactly. K = 1 is DiLoCo's round (arXiv 2311.08105); H = 1 is synchronisation at every step.
+    See `Schedule` for the other fields.
+
+    Attributes:
+      travel: inner steps that a payload needs to travel, which must not be more than a period; None
+        = as the network says, if there is one; () = as long as it likes.
+    """
+
+    period: int
+    fragments: int = 1
+    delay: int | tuple[int, ...] = 0
+    land_after_send: bool = False
+    travel: tuple[int, ...] | None = ()
+    first_round: FirstRound = "empty"
+    by_steps = True
+
+    def first(self, fragment: int) -> int:
+        """Inner step (1-based) after which a fragment leaves for the first time."""
+        return (fragment + 1) * self.period // self.fragments
+
+    def due(self, step: int, counters: SyncCounters) -> tuple[Send, ...]:
+        del counters
+        since = ((p, step - self.first(p)) for p in range(self.fragments))
+        return tuple(Send((p,)) for p, t in since if t >= 0 and t % self.period == 0)
+
+    def violations(self, regions: int) -> list[str]:
+        return common_violations(self, regions, "overlap") + overlap_violations(self)
 
 
 class Remembering(Schedule):

@@ -51,11 +51,11 @@ from lowcomm_jax.schedule.base import (
     Paced,
     Send,
     Stage,
+    Staggered,
     View,
     common_violations,
 )
 from lowcomm_jax.schedule.pace import Outage, Pace
-from lowcomm_jax.schedule.staggered import Staggered
 from lowcomm_jax.state.train_state import SyncCounters
 
 _DECAY = 0.9  # of the average time to a quorum
