@@ -29,7 +29,6 @@ import numpy as np
 from lowcomm_jax.store import terms, wire
 from lowcomm_jax.store.context import ExchangeContext, check_open
 from lowcomm_jax.store.errors import Missing, Rejected, StoreUnavailable
-from lowcomm_jax.store.kv import at_once
 from lowcomm_jax.store.records import Array
 from lowcomm_jax.store.records import State as StateRecord
 from lowcomm_jax.store.transport import StoreTransport, Transport
@@ -93,26 +92,16 @@ def write_state(
 ) -> StateRecord:
     """Write a state into a slot, its pieces first; returns its record.
 
-    Small pieces are written side by side: a newcomer waits for them.
-
     Args:
       asked: incarnations of the regions that had asked.
       transport: publishes the pieces.
     """
     step, arrays, document = state
-    waiting: dict[str, bytes] = {}
-
-    def put_all() -> None:
-        at_once(lambda name: transport.put(name, waiting[name]), waiting)
-        waiting.clear()
 
     def put(digest: str, piece: bytes) -> None:
-        waiting[_piece(slot, digest)] = piece
-        if sum(map(len, waiting.values())) >= CHUNK_BYTES:
-            put_all()
+        transport.put(_piece(slot, digest), piece)
 
     pieces = {name: in_pieces(x, put) for name, x in arrays.items()}
-    put_all()
     record = StateRecord(step, *context.heartbeat.job, asked, pieces, document)
     context.slots.create(slot, record)
     return record
