@@ -8,7 +8,7 @@ optional field off. `train --help` prints the table.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import ml_collections
 from ml_collections import ConfigDict, config_dict
@@ -19,8 +19,7 @@ from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.settings import Takes, config_fields, one_of, settings_of
-from lowcomm_jax.store.terms import Heal
+from lowcomm_jax.settings import Takes, config_fields, settings_of
 
 
 class Field(NamedTuple):
@@ -114,11 +113,7 @@ _RUN = {
         "Folder with ca.crt, tls.crt and tls.key of this job; default: the job makes them at its "
         "start.",
     ),
-    "wait_minutes": (
-        10.0,
-        "longest wait for the other jobs at the start",
-        Takes(lambda x: x > 0, "give a time above 0"),
-    ),
+    "wait_minutes": (10.0, "longest wait for the other jobs at the start"),
     "processes": (
         int,
         "Number of processes of this job, which share its mesh (jax.distributed); each has devices "
@@ -137,7 +132,6 @@ _RUN = {
         "stop",
         "What to do where anchors differ that must be equal: stop, or take that of the majority or "
         "of the lowest region.",
-        one_of(*get_args(Heal)),
     ),
 }
 _DEVICES = {

@@ -15,7 +15,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -35,8 +35,10 @@ from lowcomm_jax.methods import Method
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
 from lowcomm_jax.refused import Row, found_by
+from lowcomm_jax.settings import one_of
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
+from lowcomm_jax.store.terms import Heal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +266,7 @@ def _idle(
         )
 
 
+HEAL = one_of(*get_args(Heal))
 NUMBERS = (
     *(
         Row(name, lambda r, name=name, takes=field.takes: takes.problem(name, r.f[name]))
@@ -425,6 +428,12 @@ EXCHANGE = (
     Row(
         "exchange regions",
         lambda r: r.transport and file_handle_problems(r.f["regions"], r.transport.lingers),
+    ),
+    Row("heal exchange", lambda r: r.separate and HEAL.problem("heal", r.f["heal"])),
+    Row(
+        "wait_minutes exchange",
+        lambda r: r.separate and not r.f["wait_minutes"] > 0,
+        "wait_minutes={f[wait_minutes]}: give a time above 0",
     ),
     Row(
         "participation exchange",

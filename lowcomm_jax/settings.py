@@ -39,13 +39,20 @@ class Takes:
         """A line with its fix, or None."""
         if self.fits(value):
             return None
-        fix = self.fix if isinstance(self.fix, str) else self.fix(value)
-        if getattr(value, "ndim", None) == 0 and not isinstance(value, np.generic):
-            fix = "an array, and settings are hashed and stored; give its number, value.item()"
-        return f"{name}={value!r}: {fix}"
+        return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
 
 
-FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, "give a whole number of at least 1")
+def _of_numbers(fix: str) -> Callable[[Any], str]:
+    """The fix of what takes numbers; arrays of one are told apart."""
+
+    def of(x: Any) -> str:
+        array = getattr(x, "ndim", None) == 0 and not isinstance(x, np.generic)
+        return "an array; give its number, value.item()" if array else fix
+
+    return of
+
+
+FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, _of_numbers("give a whole number of at least 1"))
 
 
 def number(fits: Callable[[Any], bool], fix: str, optional: bool = False) -> Takes:
@@ -60,7 +67,7 @@ def number(fits: Callable[[Any], bool], fix: str, optional: bool = False) -> Tak
             return optional
         return isinstance(x, Real) and not isinstance(x, bool) and fits(x)
 
-    return Takes(fits_all, fix)
+    return Takes(fits_all, _of_numbers(fix))
 
 
 def one_of(*known: Any) -> Takes:
@@ -72,6 +79,7 @@ def one_of(*known: Any) -> Takes:
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"choose one of {', '.join(names)}{hint}"
 
+    # Arrays cannot be hashed, and `in` would compare each of their elements.
     return Takes(lambda x: isinstance(x, Hashable) and x in known, fix)
 
 

@@ -39,7 +39,9 @@ def make_target(engine: Engine, params: PyTree, records: list[dict]) -> TrainSta
     programs = engine.programs_for(make_layout(params, engine.setup.roles))
     count = len(programs.fragments)
     flights = {r["key"]: abstract_flight(programs, r) for r in records if r["fragment"] < count}
-    state = jax.tree.map(_abstract, abstract_state(programs, params))
+    # As they are on devices, where 64 bits are 32.
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)), params)
+    state = jax.tree.map(_abstract, abstract_state(programs, shapes))
     return state.replace(in_flight=flights)
 
 

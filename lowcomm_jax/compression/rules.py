@@ -309,7 +309,8 @@ class PerTensor(Codec):
         """How one device codes a leaf, or a stage's part of it.
 
         Slices with units of their own (`grid_of`) have more, narrower ones where these take fewer
-        bytes: they may pad less, or fill whole bytes.
+        bytes: they may pad less, or fill whole bytes. Devices may then have to gather such a leaf,
+        since its units follow from bytes and never from where it lies.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))

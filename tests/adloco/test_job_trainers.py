@@ -269,10 +269,11 @@ def test_a_schedule_that_reads_what_lands_keeps_what_its_trainer_measured(tmp_pa
     one = engine(method, 2, exchange=exchange.store(f"file://{tmp_path}", 0, 2, "run"))
     with jax.numpy_dtype_promotion("standard"):
         [(number, trainer, loop)] = one.loops(one.init(oracle.make_params()))
-    measured = {"gbar2": [1.0], "spread": [0.5], "along": [3.0], "looked": [1.0]}
-    job_trainers.carry(one.engines[number], number, trainer.replace(measured=measured), Told())
-    header = {name: np.asarray(x) for name, x in loop._header(trainer.state, PERIOD).items()}
-    assert header == {name: [x] for name, x in measured.items()}
+    job_trainers.carry(one.engines[number], number, [(1.0, 0.5, 3.0, 1.0)], Told())
+    header = loop._header(trainer.state, PERIOD)
+    assert {name: np.asarray(x).tolist() for name, x in header.items()} == {
+        "noise": [[1.0, 0.5, 3.0, 1.0]]
+    }
 
 
 def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):

@@ -259,6 +259,18 @@ def test_no_fresh_state_is_made_for_a_restore(start, tmp_path, monkeypatch):
     assert_same(values(found.state), values(at(start, 3)))
 
 
+def test_a_restore_takes_parameters_as_an_engine_does(engine, start, tmp_path):
+    """NumPy's integers have 64 bits, and are 32 on devices."""
+    given = jax.tree.map(
+        lambda x: np.asarray(x, np.int64) if x.dtype == np.int32 else x, bf16_params()
+    )
+    assert any(x.dtype == np.int64 for x in jax.tree.leaves(given))
+    with Checkpoints(tmp_path) as checkpoints:
+        save_all(checkpoints, start, {3: None})
+        found = checkpoints.restore(engine, given)
+    assert_same(values(found.state), values(at(start, 3)))
+
+
 def test_leaf_names_must_differ():
     with pytest.raises(ValueError, match="two leaves are called 'x/a/b'"):
         leaves.named_leaves("x", {"a/b": 1, "a": {"b": 2}})
