@@ -196,12 +196,15 @@ class AdaptiveEngine:
         Returns:
           (state, history): metrics of all trainers, and `work`, samples of a region's step over
           the reference batch. Rows have each trainer (`adloco.history.row_of`), merges in the
-          first one of a round, and what was decided (`Told.looks`) in its last one.
+          first one of a round, and what was decided (`Told.looks`) in its last one. What is decided
+          after a stop stands in the row that follows.
 
         Raises:
-          ValueError: no number, or a state that was donated before.
+          ValueError: no number; a state that was donated before, or made by another engine; a
+            source that gives another number of samples.
         """
         state.refuse_donated()
+        self.loops(state)  # refuses a state of another engine
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state, history = self.warm(state, source), History()
         if state.paused:
@@ -289,9 +292,9 @@ class AdaptiveEngine:
         """
         round_, within = divmod(state.step, self.period)
         if not within and self.trainers.merges_at(round_, len(state.trainers)):
-            pair = self.trainers.ranked(state.requests)[-2:]
-            batches = tuple(state.requests[number] for number in pair)
-            state, (survivor, retired) = merge(self.plain, state, *pair), pair
+            survivor, retired = self.trainers.ranked(state.requests)[-2:]
+            batches = state.requests[survivor], state.requests[retired]
+            state = merge(self.plain, state, survivor, retired)
             told.merges.append(
                 {"round": round_, "survivor": survivor, "retired": retired, "batches": batches}
             )

@@ -38,10 +38,10 @@ _POLL_SECONDS = 0.05
 
 
 def carry(engine: Engine, number: int, measured: list[Noise] | None, told: Told) -> None:
-    """Between jobs: a trainer's payloads carry what this region has measured of it, or zeros, and
-    `told` hears what all regions have, once they land.
+    """Between jobs, let a trainer's payloads carry what this region has measured of it, or zeros.
 
-    Nothing waits for what a device has still to compute, but in a job of several processes.
+    Once they land, `told` hears what all regions have measured. Nothing waits for what a device has
+    still to compute, but in a job of several processes.
     """
 
     def hear(counted: Counted) -> None:

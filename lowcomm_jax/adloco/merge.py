@@ -1,4 +1,4 @@
-"""Trainers that merge: functions from a list of trainers to a shorter one.
+"""Trainers that merge: a function from a list of trainers to a shorter one.
 
 Merged are anchors, the regions' values, floating-point buffers, residuals of error feedback and the
 inner optimizer's moments, by compiled programs. The survivor keeps its outer state, its other codec
@@ -23,10 +23,10 @@ PyTree = Any
 
 
 def merge(engine: Engine, state: AdaptiveState, *numbers: int) -> AdaptiveState:
-    """The list in which the first of these trainers is their mean, weighted by their requests, and
-    the others are gone.
+    """The list in which the first of these trainers is the mean of all, and the others are gone.
 
-    Compiled once, since the weights are traced. The states that were given stay as they are.
+    The weights are their requests. Compiled once, since these are traced. The states that were
+    given stay as they are.
     """
     programs = engine.programs_for(state.first.state.layout)
     trainers = [state.trainers[number] for number in numbers]

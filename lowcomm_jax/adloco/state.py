@@ -24,8 +24,8 @@ from lowcomm_jax.store.records import Size
 PyTree = Any
 
 Noise = tuple[float, float, float, float]
-"""A region's gradient noise: the three numbers of `rules.batching.pooled`, and 1; or, where it has
-not measured in this round since it was absent, or came in later, 0 in the last place."""
+"""A region's gradient noise: the three numbers of `rules.batching.pooled`, and 1 where they count.
+0 = the region was absent in this round, or came in later."""
 
 
 class Trainer(msgspec.Struct, frozen=True, omit_defaults=True):

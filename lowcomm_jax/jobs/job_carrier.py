@@ -479,7 +479,7 @@ class JobCarrier:
         times = {name: np.array([x], np.float32) for name, x in taken.items()}
         counted_N = arrived.participants[members]
         everyone = with_everyones_rows(flight, payload, rows, counted_N)
-        alone = tuple(np.diag(everyone.weight)[counted_N]) if self._one_by_one else ()
+        alone = tuple(np.diag(everyone.weight)[counted_N]) if self._one_by_one else None
         return Collected(everyone, draw, times, alone)
 
     def passed_over(self, sends: int) -> bool:

@@ -58,7 +58,7 @@ class Trainers:
         return every is not None and trainers > 1 and round_ > 0 and round_ % every == 0
 
     def ranked(self, requests: Mapping[int, int]) -> list[int]:
-        """Trainers by number, each of which survives a merge with those behind it.
+        """Numbers of trainers, largest request first; each survives a merge with those behind it.
 
         The last two merge first. Of equal requests the lower number survives.
 

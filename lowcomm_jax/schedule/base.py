@@ -67,12 +67,12 @@ class Move(NamedTuple):
     Attributes:
       key: of the payload; None = an empty one, so that momentum alone moves the anchor.
       fresh: key of the payload that was just sent, for rules that apply a region's own part apart.
-      apart: whether such rules have applied the regions' own parts of `key` before.
+      applied: whether such rules have applied the regions' own parts of `key` before.
     """
 
     key: str | None
     fresh: str | None = None
-    apart: bool = True
+    applied: bool = True
 
 
 class Adopt(NamedTuple):
@@ -402,7 +402,7 @@ class Schedule(abc.ABC):
             return ()
         first = late is None and int(view.counters.sends[fragment]) == 1
         if first and self.first_round == "blocking":
-            return Move(key, apart=False), Adopt(fragment, key, fresh.takes_part)
+            return Move(key, applied=False), Adopt(fragment, key, fresh.takes_part)
         adopts = Adopt(fragment, late, fresh.takes_part, fresh=key)
         return Move(late, key), adopts
 

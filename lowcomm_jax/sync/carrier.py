@@ -28,14 +28,14 @@ class Collected(NamedTuple):
       flight: with the payloads of all regions that exchanged it.
       draw: the groups that did, as the landing program takes them; None without gossip.
       times: metrics of its travel, `[1]` each.
-      weights: float32 `[R]` each, of moves of the anchor that follow one another; () = one move, by
-        the weights of `flight`.
+      weights: float32 `[R]` each, of moves of the anchor that follow one another; None = one move,
+        by the weights of `flight`.
     """
 
     flight: InFlight
     draw: Draw | None
     times: dict[str, np.ndarray]
-    weights: tuple[np.ndarray, ...] = ()
+    weights: tuple[np.ndarray, ...] | None = None
 
 
 class Carrier(Protocol):

@@ -84,20 +84,20 @@ def _last_round(
     """Synchronise fragment p; `last`: None = the others have done so without the regions here."""
     # A one-period method may have sent at this very step: land that, and those who sent are done.
     state = _drain(loop, state, p, step, events, sent=step)
-    apart = True
+    applied = True
     if last is not None and not _all_adopted(loop, last, state, p, step):
         # Whether the payload of an earlier boundary waits; if not, no boundary adds own parts.
-        apart = any(f.fragment == p for f in state.in_flight.values())
+        applied = any(f.fragment == p for f in state.in_flight.values())
         act = Send((p,))
         if not loop.separate:
             act = loop.schedule.at_the_end(step, p, state.counters)
         state = loop.send(state, act, step, mask, events)
-        if apart:
+        if applied:
             # One more boundary, so that the steps since the last one are not lost.
             view = View(state.counters, in_send_order(state.in_flight), loop.count)
             stage = loop.schedule.crossing(step, p, view)
             state = loop.do(state, stage, mask, True, events)
-    state = _drain(loop, state, p, step, events, sent=None, apart=apart)
+    state = _drain(loop, state, p, step, events, sent=None, applied=applied)
     state = loop.restart(state, p)
     # Whatever was handed out before: from here all have the anchor itself.
     return loop.mark_received(state, p, np.ones(loop.count, bool)) if state.received else state
@@ -110,17 +110,17 @@ def _all_adopted(loop: Any, last: LastCarrier, state: TrainState, p: int, step: 
 
 
 def _drain(
-    loop: Any, state, p: int, step: int, events, sent: int | None, apart: bool = True
+    loop: Any, state, p: int, step: int, events, sent: int | None, applied: bool = True
 ) -> TrainState:
     """Land payloads of fragment p sent at step `sent` (None: all); the regions that sent adopt.
 
     Args:
-      apart: as in `Move`.
+      applied: as in `Move`.
     """
     for key, flight in in_send_order(state.in_flight):
         if flight.fragment != p or (sent is not None and flight.sent != sent):
             continue
-        move, act = Move(key, apart=apart), Adopt(p, key, flight.takes_part)
+        move, act = Move(key, applied=applied), Adopt(p, key, flight.takes_part)
         state, values = loop.move(state, move, True, ends=True, last=sent is None)
         state = loop.adopt_payload(state, act, step, True, values, events, ends=True)
     return state

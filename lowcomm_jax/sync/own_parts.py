@@ -32,9 +32,9 @@ class OwnParts:
     late: jax.Array
 
 
-def own_parts(arrived: InFlight, fresh: InFlight | None, apart: bool) -> OwnParts:
-    """The own parts where a payload lands; `apart`: as in `schedule.base.Move`."""
-    late = arrived if apart else emptied(arrived)
+def own_parts(arrived: InFlight, fresh: InFlight | None, applied: bool) -> OwnParts:
+    """The own parts where a payload lands; `applied`: as in `schedule.base.Move`."""
+    late = arrived if applied else emptied(arrived)
     new = emptied(arrived) if fresh is None else fresh
     return OwnParts(new.payload, _shares(new.weight), _shares(late.weight))
 

@@ -547,10 +547,10 @@ class SyncLoop(Loop):
         else:
             state, came = self.carrier.collect(self, state, act.key, last, adopts)
         arrived = came.flight
-        own = own_parts(arrived, fresh, act.apart) if self._takes_own_parts else None
+        own = own_parts(arrived, fresh, act.applied) if self._takes_own_parts else None
         told, values = self.told(state, state.in_flight[act.key or act.fresh]), {}
         p = int(arrived.fragment)
-        for weight_R in came.weights or (arrived.weight,):
+        for weight_R in (arrived.weight,) if came.weights is None else came.weights:
             held, values = self.programs.outer_program(
                 self._held(state, p),
                 Contributions(

@@ -294,6 +294,15 @@ def test_a_source_that_gives_another_number_of_samples_is_refused(called, found)
     assert wanted in refusal(lambda: one.run(one.init(oracle.make_params()), source, rounds=1))
 
 
+def test_a_state_of_another_engine_is_refused(fresh):
+    """Before anything is measured or compiled with it."""
+    policy = NormTest(start=2, cap=64, microbatches=3)
+    one = engine(lc.methods.adloco(PERIOD, 1, inner_batching=policy))
+    other = fresh.init({"another": np.zeros(3, np.float32)})
+    wanted = "this state was made by another engine: call engine.init(params) first"
+    assert refusal(lambda: one.run(other, stream, rounds=1)) == wanted
+
+
 def told_in(history):
     """The events of every row, and what was decided there."""
     return [(row["step"], row.get("events"), row.get("looks")) for row in history.rows()]

@@ -72,7 +72,9 @@ def test_the_last_model_is_the_mean_by_all_requests():
         state = state.with_trainer(number, trainer.replace(state=own))
     states = [trainer.state for trainer in state.trainers.values()]
     before = [(x.anchor, x.inner.params) for x in states]
-    after = merged(one, state)
+    whole = merge(one.plain, state, *one.trainers.ranked(state.requests))
+    assert whole.requests == {0: 5}  # the one that asked for most is left
+    after = whole.first.state
     for found, *each in zip(*map(jax.tree.leaves, ((after.anchor, after.inner.params), *before))):
         mean = np.average(np.array(each), axis=0, weights=[5, 3, 4])
         np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)

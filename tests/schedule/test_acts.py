@@ -109,7 +109,7 @@ def test_the_first_boundary_lands_nothing_or_what_was_just_sent(first_round):
     key = "0@4" if first_round == "blocking" else None
     assert (move.key, adopt.key) == (key, key) and adopt.regions.all()
     assert move.fresh == adopt.fresh == (None if key else "0@4")
-    assert move.apart == (key is None)  # no own part was applied before
+    assert move.applied == (key is None)  # no own part was applied before
 
 
 def test_rounds_of_a_measured_length_end_at_their_boundary():
