@@ -37,9 +37,11 @@ class Takes:
 
     def problem(self, name: str, value: Any) -> str | None:
         """A line with its fix, or None."""
-        if self.fits(value):
-            return None
-        return f"{name}={value!r}: {self.fix if isinstance(self.fix, str) else self.fix(value)}"
+        return None if self.fits(value) else f"{name}={value!r}: {self.fix_of(value)}"
+
+    def fix_of(self, value: Any) -> str:
+        """What to do about a value that is none of these."""
+        return self.fix if isinstance(self.fix, str) else self.fix(value)
 
 
 def _of_numbers(fix: str) -> Callable[[Any], str]:

@@ -59,7 +59,7 @@ def _up_to(most: int) -> Takes:
     """Whole numbers from 1 to `most`: what is allocated by more would take all memory."""
     return Takes(
         lambda x: FROM_1.fits(x) and x <= most,
-        lambda x: f"use at most {most:,}" if FROM_1.fits(x) else str(FROM_1.fix),
+        lambda x: f"use at most {most:,}" if FROM_1.fits(x) else FROM_1.fix_of(x),
     )
 
 
