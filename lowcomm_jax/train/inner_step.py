@@ -7,7 +7,6 @@ with a manual `region` axis, so that the program cannot communicate across regio
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -324,7 +323,6 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
     Arguments as in `make_inner_program`.
     """
 
-    @functools.partial(jax.jit, inline=True)  # traced once for the shapes below and for the loop
     def region_step(inner, frozen, batches, key, active, t, stride, trained):
         def batch(i):
             return jax.tree.map(lambda x: x[i], batches)
@@ -344,7 +342,7 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
             inner, new = region_step(inner, frozen, batches, key, active, t, stride, trained)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
-        return jax.lax.fori_loop(jnp.int32(0) if first is None else first, end, body, carry)
+        return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
     lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, None, 0))

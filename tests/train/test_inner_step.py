@@ -42,21 +42,6 @@ def test_a_skipped_step_uses_up_its_key_and_nothing_else():
     assert np.asarray(state.inner.tokens)[:, 0].tolist() == [4, 3, 4]
 
 
-def test_a_step_is_traced_once():
-    """Not anew for the shapes of its metrics: a region that comes back traces before it trains."""
-    traced = []
-
-    def loss_fn(params, batch, rng):
-        traced.append(batch)
-        return noisy_loss(params, batch, rng)
-
-    one = engine(loss_fn, lc.methods.diloco(10))
-    state = one.init({"w": np.float32(1.0)})
-    state, _ = one.run(state, scalars(np.ones((3, R))))
-    assert len(traced) == 1
-    assert np.asarray(state.inner.step).tolist() == [3] * R
-
-
 @pytest.mark.parametrize("name", ["diloco", "ddp"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_every_region_step_and_microbatch_draws_from_a_key_of_its_own(name, accumulate):
