@@ -419,7 +419,10 @@ class AdaptiveEngine:
 
     def start_from_anchors(self, state: AdaptiveState) -> AdaptiveState:
         """Every trainer with its anchor's values, see `job_carrier.start_from_anchor`."""
-        return self._each(state, Told(), lambda loop, own: (start_from_anchor(loop, own), []))
+        for number, trainer, loop in self.loops(state):
+            own = start_from_anchor(loop, trainer.state)
+            state = state.with_trainer(number, trainer.replace(state=own))
+        return state
 
     def _each(self, state: AdaptiveState, told: Told, act: Act) -> AdaptiveState:
         """The state once every trainer's loop has acted.
