@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import gc
@@ -11,24 +10,59 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from experiments.cli import EXIT_REFUSED, EndedError, HelpShown, RefusedError, closest
 from experiments.processes import end_with_parent
 
-# The module of each, whose main(argv) gives the exit code, in the order in which they are shown.
-COMMANDS = {
-    "quick": "compare.quick",
-    "train": "train.main",
-    "launch": "regions.main",
-    "watch": "watch.main",
-    "report": "report.main",
-    "sample": "trained.sample",
-    "export": "trained.export",
-    "compare": "compare.main",
-    "plan": "plan.main",
-    "bench": "bench.main",
+
+class Command(NamedTuple):
+    """A command of `python -m experiments`.
+
+    Attributes:
+      module: inside this package; its main(argv) gives the exit code.
+      about: what it does, as the list of commands shows it; the module's docstring begins so.
+    """
+
+    module: str
+    about: str
+
+
+COMMANDS = {  # in the order in which they are shown
+    "quick": Command(
+        "compare.quick",
+        "The quick comparison: every method on one small model and a named network, in minutes.",
+    ),
+    "train": Command("train.main", "Train a model in several regions."),
+    "launch": Command(
+        "regions.main", "Train with one job per region, all started on this machine."
+    ),
+    "watch": Command(
+        "watch.main",
+        "Watch a run: loss, participation, staleness, bytes and link use per region, and alarms.",
+    ),
+    "report": Command(
+        "report.main", "Compare runs: a table and a picture from their metrics files."
+    ),
+    "sample": Command("trained.sample", "Print text from a trained run."),
+    "export": Command(
+        "trained.export",
+        "Write the anchor of a run as a LLaMA-shaped safetensors checkpoint, or what changed in "
+        "it.",
+    ),
+    "compare": Command(
+        "compare.main",
+        "Compare methods: variants x seeds at equal tokens (or bytes, or time), with intervals.",
+    ),
+    "plan": Command(
+        "plan.main",
+        "Plan a run before paying for it: bytes, utilisation, hours, memory and expected loss per "
+        "method.",
+    ),
+    "bench": Command(
+        "bench.main",
+        "Measure speed: bench engine, bench codec, ...; each compares within one run.",
+    ),
 }
 # Ctrl-C ends these at once wherever they have nothing to save, as SIGTERM does. A KeyboardInterrupt
 # would be lost in a callback of JAX's, or leave a compilation half done.
@@ -160,22 +194,12 @@ def _module(command: str, argv: Sequence[str]) -> str:
     for flag in ("target", "goodput") if command == "plan" else ():
         if any(argument.startswith((f"--{flag}", f"-{flag}")) for argument in argv):
             return f"plan.{flag}"
-    return COMMANDS[command]
-
-
-def available() -> dict[str, str]:
-    """Name and first docstring line of every command."""
-    found = {}
-    for name, module in COMMANDS.items():
-        file = Path(__file__).parent / f"{module.replace('.', '/')}.py"
-        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        found[name] = text.partition("\n\n")[0].replace("\n", " ")
-    return found
+    return COMMANDS[command].module
 
 
 def _overview() -> str:
     lines = ["python -m experiments [COMMAND] [FLAGS]", ""]
-    lines += [f"  {name:8} {about}" for name, about in available().items()]
+    lines += [f"  {name:8} {command.about}" for name, command in COMMANDS.items()]
     lines += ["", "Without a command: quick. COMMAND --help shows a command's flags."]
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """What a person sees."""
 
+import importlib
 import io
 import re
 import types
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from experiments import progress
-from experiments.__main__ import available, main
+from experiments.__main__ import COMMANDS, main
 from experiments.compare.plan import ERROR, RunSpec
 from experiments.compare.progress import Progress, TimeLeft
 from experiments.progress import (
@@ -86,9 +87,11 @@ def test_quiet_shows_nothing():
 def test_help_lists_the_commands_that_exist(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert {"quick", "train", "report", "sample", "export"} <= set(available())
-    for name, about in available().items():
+    assert {"quick", "train", "report", "sample", "export"} <= set(COMMANDS)
+    for name, (module, about) in COMMANDS.items():
         assert f"{name:8} {about}" in shown and about
+        described = importlib.import_module(f"experiments.{module}").__doc__
+        assert described.partition("\n\n")[0].replace("\n", " ") == about
     for name in ("train", "report", "sample", "export", "quick"):
         assert main([name, "--help"]) == 0
         assert "--help" in capsys.readouterr().out
