@@ -269,17 +269,18 @@ class JobCarrier:
     def reach(self, loop: SyncLoop, state: TrainState, stage: Stage, begun: bool) -> bool:
         # One answer for a step with a send, so that it is put off as a whole: what lands and what
         # leaves is decided together. A one-period step lands behind its send, and a send cannot be
-        # taken back; so it begins only where its payloads arrive. A blocking first round waits.
+        # taken back; so it begins only where its payloads arrive. A blocking first round waits for
+        # what it has sent, also while the store is away.
         if not begun:
             self._comes_to(loop, state)
-        elif loop.schedule.land_after_send:
-            return True
         sends = not begun and bool(_due_sends(loop, state, int(state.counters.step)))
         reached = not sends or self._reachable()
         if reached and self._arrive(loop, state, _lands(stage, state)):
             return True
         if self.stopped():
             self.paused = True
+        elif begun and loop.schedule.land_after_send:
+            return True
         else:
             self.pacing.deferred(self._trained)
             self.exchange.beat(trained=self._trained)

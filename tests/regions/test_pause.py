@@ -1,8 +1,17 @@
 """Regions that stop together, and go on together later."""
 
-import pytest
-from regions.party import at_once, check, land, send
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import oracle
+import pytest
+from regions.party import TIMING, at_once, check, land, send
+from regions.test_same_numbers import assert_same
+from regions.together import batches, engine, rows, train, values
+
+import lowcomm_jax as lc
 from lowcomm_jax import exchange
 
 
@@ -44,3 +53,40 @@ def test_what_is_under_way_ends_without_an_outcome_and_can_be_sent_again(party):
     send(again, "k", 1)
     for arrived in land(again, "k"):
         check(arrived, 2, [0, 1], 1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lc.methods.diloco(4),
+        lc.methods.delayed_diloco(4, first_round="blocking"),
+        lc.methods.dilocox(4, "low_rank_int4", 1, first_round="blocking"),
+    ],
+    ids=["diloco", "delayed", "dilocox"],
+)
+def test_a_wait_that_is_stopped_behind_its_send_changes_no_number(store_party, method):
+    data, paused = batches(10, 2), threading.Event()
+    together = train(engine(method, 2), data)
+    timing = dataclasses.replace(TIMING, deadline_s=20.0)  # a wait that goes on fails the test
+
+    def job(region):
+        others = store_party.region(region, 2, timing=timing)
+        others.join(30.0)
+        one, own = engine(method, 2, others), [rows(batch, region) for batch in data]
+        state, _ = one.run(one.init(oracle.make_params()), own[:3])
+        if region == 0:
+            others.stop_when(lambda: True)
+            state, history = one.run(state, own[3:4])
+            assert one.carrier.paused and state.counters.behind == 1
+            assert [event.kind for event in history.events] == ["send"]
+            others.stop_when(lambda: False)
+            paused.set()
+        assert paused.wait(60.0)
+        state, _ = one.run(state, own[3 + (region == 0) :])
+        at_end = values(state), values(one.finish(state))
+        others.close(linger_s=0.0)
+        return at_end
+
+    with ThreadPoolExecutor(2) as pool, jax.numpy_dtype_promotion("standard"):
+        jobs = list(pool.map(job, range(2)))
+    assert_same(jobs, together, own_anchors=False)
