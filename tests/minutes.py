@@ -38,7 +38,10 @@ PHASES = {
     "reading the corpus": "Python, its imports, the config",
     "run   ": "corpus, model, engine, checkpoint",
     "waits for the others": "first state, what is evaluated on",
-    "came into the run": "meeting, programs, state, catching up",
+    "the others are there": "meeting",
+    "programs are ready": "programs, from the cache",
+    "a state of step": "state transfer",
+    "came into the run": "catching up",
 }
 """What a job prints -> what has taken the time until then."""
 

@@ -343,7 +343,12 @@ def _join_regions(run: Run, state, restored, evaluator: Evaluator, console: Cons
     if job.config["eval"]["every"]:
         evaluator.compile(state.whole())  # now, not while the others wait for this region
     example = functools.partial(draw, run) if job.method.adapts else _one_batch(run)
-    state = rejoin.enter(run.engine, state, example)
+
+    def tell(line: str) -> None:
+        if not quiet:
+            console.print(line, highlight=False)
+
+    state = rejoin.enter(run.engine, state, example, tell)
     step = int(state.counters.step)
     # After the last synchronisation: a replay must not take this region's payload in it away.
     if landings is not None and not run.engine.carrier.ended_before(state):

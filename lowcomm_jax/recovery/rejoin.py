@@ -57,7 +57,12 @@ _POLL_SECONDS = 0.05
 _COMPARE_SECONDS = 10.0  # regions tell at their next landing, perhaps after the donor's
 
 
-def enter(engine: Engine | AdaptiveEngine, state: T, example: Any) -> T:
+def enter(
+    engine: Engine | AdaptiveEngine,
+    state: T,
+    example: Any,
+    say: Callable[[str], object] = lambda line: None,
+) -> T:
     """Join a run that goes on, after `exchange.join`; returns at once at the run's beginning.
 
     Where the others have ended, and are gone, it takes their result.
@@ -66,6 +71,7 @@ def enter(engine: Engine | AdaptiveEngine, state: T, example: Any) -> T:
       state: fresh, or restored from a checkpoint of this region; is donated.
       example: a host batch like those of `Engine.run`, or the source of an `AdaptiveEngine`, to
         compile the inner steps with; it is not trained on.
+      say: is told in a line what begins or is over, each time.
 
     Returns:
       the state at the others' step.
@@ -79,28 +85,38 @@ def enter(engine: Engine | AdaptiveEngine, state: T, example: Any) -> T:
     """
     if engine.carrier.exchange.awaited:
         return state
-    own, compiled = int(state.counters.step), engine.warm(_precompiled(engine, state), example)
-    return _entered(engine, compiled, example, own)
+    own = int(state.counters.step)
+    say("the others are there: programs are compiled or loaded")
+    compiled = engine.warm(_precompiled(engine, state), example)
+    say("programs are ready: a state is asked for")
+    return _entered(engine, compiled, example, own, say)
 
 
-def _entered(engine: Engine | AdaptiveEngine, state: Any, example: Any, own: int) -> Any:
+def _entered(
+    engine: Engine | AdaptiveEngine,
+    state: Any,
+    example: Any,
+    own: int,
+    say: Callable[[str], object],
+) -> Any:
     """`enter` with a state whose programs are compiled; `own`: the step of this region's state."""
-    exchange = engine.carrier.exchange
-    result = exchange.result()
+    exchange, loop = engine.carrier.exchange, engine.sync_loop(state)
+    result, least = exchange.result(), own
+    if result is None and not loop.by_rounds:
+        least = max(own, exchange.sent_before())
+    given = newest(exchange) if result is None else result
+    step, arrays, document = given
+    say(f"a state of step {step} is here")
     if isinstance(engine, AdaptiveEngine):
-        _, arrays, document = newest(exchange) if result is None else result
         state = install_trainers(engine, state, arrays, document)
         if result is None:
-            state = catch_up_trainers(engine, state, example, max(own, exchange.sent_before()))
+            state = catch_up_trainers(engine, state, example, least)
         return engine.start_from_anchors(state)
-    loop = engine.sync_loop(state)
     if loop.by_rounds:
-        return _copy_peer(engine.carrier, loop, state, result)
+        return _copy_peer(engine.carrier, loop, state, given, ended=result is not None)
     if result is None:
-        least = max(own, exchange.sent_before())
-        state = catch_up(engine, _installed(engine, state), least)
+        state = catch_up(engine, _installed(engine, state, given), least)
     else:
-        _, arrays, document = result
         state = install(loop, state, arrays, document)
     return start_from_anchor(loop, state)
 
@@ -114,12 +130,12 @@ def _precompiled(engine: Engine | AdaptiveEngine, state: T) -> T:
     return state.with_trainer(number, state.first.replace(state=played))
 
 
-def _installed(engine: Engine, state: TrainState) -> TrainState:
-    """`install` of the newest state of another region, once its anchor is the others', too."""
+def _installed(engine: Engine, state: TrainState, given: State) -> TrainState:
+    """`install` of another region's state, once its anchor is the others', too."""
     carrier, loop = engine.carrier, engine.sync_loop(state)
     compiled = {loop.schedule.level(state.counters)}
     while True:
-        _, arrays, document = newest(carrier.exchange)
+        _, arrays, document = given
         carrier.anchor_history.forget()
         state = install(loop, state, arrays, document)
         _compare(carrier, loop, state)
@@ -129,21 +145,22 @@ def _installed(engine: Engine, state: TrainState) -> TrainState:
         # The run has come to another level of its codec, which has other programs.
         state = precompile(engine, state)
         compiled.add(level)
+        given = newest(carrier.exchange)
 
 
 def _copy_peer(
-    carrier: JobCarrier, loop: SyncLoop, state: TrainState, result: State | None
+    carrier: JobCarrier, loop: SyncLoop, state: TrainState, given: State, ended: bool
 ) -> TrainState:
-    """A region at a pace of its own copies a peer, or the result of those that have ended.
+    """A region at a pace of its own copies a peer, or, once all have `ended`, their result.
 
     What was committed since the peer gave its state it lands by itself: payloads stay meanwhile.
     Its anchor is compared with those of the others at every round it lands.
     """
     exchange = carrier.exchange
-    _, arrays, document = newest(exchange) if result is None else result
+    _, arrays, document = given
     state = start_from_peer(loop, state, arrays, document)
     exchange.beat(carrier.position(state))
-    if result is None:
+    if not ended:
         exchange.come_in()
     return state
 

@@ -1,5 +1,6 @@
 """A region that sits out, dies, or comes back, costs the others nothing but its share."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,9 +70,13 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
                 return values(one.finish(state))
 
         def again():
-            one = engine(METHODS[name](), R, brief(R)(2))
+            one, told = engine(METHODS[name](), R, brief(R)(2)), []
             with jax.numpy_dtype_promotion("standard"):
-                state = rejoin.enter(one, one.init(oracle.make_params()), rows(data[0], 2))
+                fresh = one.init(oracle.make_params())
+                state = rejoin.enter(one, fresh, rows(data[0], 2), told.append)
+                *before, given = told
+                assert before[-1] == "programs are ready: a state is asked for"
+                assert re.fullmatch(r"a state of step \d+ is here", given)
                 at = int(state.counters.step)
                 entered.set()
                 state, history = one.run(state, [rows(b, 2) for b in data[at:]])
