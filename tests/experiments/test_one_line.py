@@ -130,6 +130,11 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
             (*VARIED, "--config.vary=method.period=3,6"),
             "write --config.vary=\"('method.period=3,6',)\"",
         ),
+        ((*VARIED, "--config.size=big"), "size='big': this comparison has no sizes; leave it out"),
+        (
+            ("compare", "--config=configs/compare/codec_quality.py", "--config.size=smal"),
+            "size='smal' is unknown; did you mean small?",
+        ),
         ((*VARIED, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
         (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
         (("plan", "--target=h900:2x8", "--config=diloco"), "'h900' is unknown"),
