@@ -20,7 +20,7 @@ from typing import Any, get_args
 import jax
 
 from experiments.cli import closest
-from experiments.compare.config import BUDGETED, EQUAL
+from experiments.compare.config import BUDGETED, EQUAL, SIZED
 from experiments.config import FIELDS, base, plain
 from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
@@ -116,7 +116,7 @@ def run_problems(asked: Asked, rows: Sequence[Row] | None = None) -> list[str]:
 
 
 def comparison_problems(fields: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the fields of a comparison's own."""
+    """What is wrong with a comparison's own fields, with those of its size in their place."""
     found = found_by(COMPARISON, fields, sound=("variants",), f=fields)
     return [problem.text for problem in found]
 
@@ -540,7 +540,22 @@ READ = tuple(row for row in TRAIN if row not in EXCHANGE)
 # -- a comparison ---------------------------------------------------------------------------------
 
 COMPARISON = (
-    Row("variants", lambda f: not f["variants"], "variants: none is given; name at least one"),
+    Row(
+        "size sizes",
+        lambda f: f["size"] is not None and not f["sizes"],
+        "size={f[size]!r}: this comparison has no sizes; leave it out",
+    ),
+    Row(
+        "size",
+        lambda f: f["size"] not in f["sizes"] and closest(str(f["size"]), [*f["sizes"]]),
+        "size={f[size]!r} is unknown{wrong}",
+    ),
+    Row(
+        "sizes size",
+        lambda f: [key for key in f["sizes"].get(f["size"], ()) if key not in SIZED],
+        f"sizes.{{f[size]}}.{{wrong}}: a size sets {', '.join(SIZED)}",
+    ),
+    Row("variants size", lambda f: not f["variants"], "variants: none is given; name at least one"),
     Row(
         "variants",
         lambda f: [name for name in f["variants"] if not re.fullmatch(r"\w[\w=+-]*", name)],
@@ -596,5 +611,5 @@ COMPARISON = (
         lambda f: f["equal"] == "time" and not f["networks"],
         "equal='time': on which network? name it in `networks`",
     ),
-    Row("panels variants", _strangers),
+    Row("panels variants size", _strangers),
 )

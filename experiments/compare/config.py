@@ -15,6 +15,7 @@ from experiments.cli import closest, refuse_incomplete
 
 RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
 EQUAL = ("tokens", "steps", "bytes", "time")  # what all variants may get the same of
+SIZED = ("common", "variants", "panels", "baseline", "target")  # fields that a size replaces
 BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
 
 
@@ -58,7 +59,7 @@ def comparison(
     config.draws = config_dict.placeholder(int)
     config.draw_seed = 0  # of the random points
     config.panels = {}  # key -> `panel(...)`, in order of the keys; empty = one of everything
-    # Size name -> fields that replace those above (common, variants, panels, baseline, target).
+    # Size name -> fields that replace those above, of `SIZED`.
     config.size = config_dict.placeholder(str)
     config.sizes = {}
     known = list(config)

@@ -11,13 +11,12 @@ from typing import Any
 
 from experiments.cli import (
     RefusedError,
-    closest,
     config_of_variant,
     load_config,
     problems_of,
     refuse_any,
 )
-from experiments.compare.config import BUDGETED, panel
+from experiments.compare.config import BUDGETED, SIZED, panel
 from experiments.compare.vary import parse_axes, points
 from experiments.config import plain
 from experiments.refusals import comparison_problems
@@ -31,7 +30,6 @@ from lowcomm_jax.network import parse
 
 TITLE = "cannot compare"
 ERROR = "error.txt"  # in the folder of a run that failed
-_SIZED = ("common", "variants", "panels", "baseline", "target")
 # Runs are evaluated on the same documents only if these agree.
 _JUDGED_BY = {
     "data": ("corpus", "tokenizer", "seq_len", "val_fraction", "split_seed", "limit", "packing"),
@@ -101,12 +99,13 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
     Raises:
       RefusedError: every violation, those of a variant behind its name.
     """
-    fields, problems = _of_size(plain(config))
-    problems += comparison_problems(fields)
-    refuse_any(problems, TITLE)
+    fields = plain(config)
+    fields |= {k: x for k, x in fields["sizes"].get(fields["size"], {}).items() if k in SIZED}
+    refuse_any(comparison_problems(fields), TITLE)
+    del fields["sizes"]
     fields, values = _varied(fields)
     folder, seeds = Path(workdir), tuple(fields["seeds"])
-    variants, jobs, runs = tuple(fields["variants"]), {}, []
+    variants, jobs, runs, problems = tuple(fields["variants"]), {}, [], []
     for name in variants:
         mine, job, found = _variant(name, fields, folder)
         runs += mine
@@ -131,23 +130,6 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
         step_seconds=step_seconds,
         points=values,
     )
-
-
-def _of_size(fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(the fields with those of the chosen size merged in, problems)."""
-    sizes, size = fields.pop("sizes"), fields["size"]
-    if not sizes:
-        return fields, (
-            [] if size is None else [f"size={size!r}: this comparison has no sizes; leave it out"]
-        )
-    if size not in sizes:
-        return fields, [f"size={size!r} is unknown{closest(str(size), list(sizes))}"]
-    unknown = [
-        f"sizes.{size}.{key}: a size sets {', '.join(_SIZED)}"
-        for key in sizes[size]
-        if key not in _SIZED
-    ]
-    return {**fields, **sizes[size]}, unknown
 
 
 def _varied(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

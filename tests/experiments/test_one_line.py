@@ -130,6 +130,11 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
             (*VARIED, "--config.vary=method.period=3,6"),
             "write --config.vary=\"('method.period=3,6',)\"",
         ),
+        ((*VARIED, "--config.size=big"), "size='big': this comparison has no sizes; leave it out"),
+        (
+            ("compare", "--config=configs/compare/codec_quality.py", "--config.size=smal"),
+            "size='smal' is unknown; did you mean small?",
+        ),
         ((*VARIED, "--config.seeds=(0,1"), "--config.seeds=(0,1: give a tuple, as (0,)"),
         (("plan", "--target=h100x8", "--config=diloco"), "'h100x8': write h100:1x8"),
         (("plan", "--target=h900:2x8", "--config=diloco"), "'h900' is unknown"),
@@ -166,6 +171,10 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
         (("launch", "--config=diloco", "--regions=0"), "launch: --regions=0: give the number of"),
         (("launch", "--config=diloco", "--restarts=-1"), "launch: --restarts=-1: give how often"),
         (("launch", "--config=diloco", "--exchange=mesh"), "launch: --exchange=mesh: all regions"),
+        (
+            ("launch", "--config=diloco", "--processes=0", "--config.mesh.fsdp=1"),
+            "launch: processes=0: give the number of processes of a region, from 1",
+        ),
         (("train", "--config=diloco", "--hlp"), "unknown flag --hlp; did you mean --help?"),
         (
             ("compare", "--config=configs/compare/quik.py"),
@@ -185,7 +194,10 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
         (("bench", "codec", "--size=0"), "bench codec: --size=0: at least 1 is needed"),
         (("bench", "codec", "--rank=0"), "bench codec: --rank=0: at least 1 is needed"),
         (("bench", "codec", "--codecs=,"), "bench codec: --codecs=,: name at least one"),
+        (("bench", "engin"), "bench: unknown benchmark 'engin'; did you mean engine?"),
+        (("bench", "engine", "--size=tiny"), "bench engine: --size=tiny: use small or reference"),
         (("bench", "gpu", "--stages=,"), "bench gpu: --stages=,: name at least one of speed, "),
+        (("watch", "x", "--network=lann"), "watch: --network: 'lann' is unknown (did you mean lan"),
         (("watch", "x", "--port=0", "--once"), "--once prints the present state, --port serves it"),
         (
             (*VARIED, "--config.common.inner.warmup_steps=x"),

@@ -162,7 +162,11 @@ def test_every_row_of_a_run_is_met(monkeypatch):
 
 
 GOOD = {"a": variant("diloco"), "b": variant("ddp")}
+SIZES = {"small": {"variants": GOOD, "size": 1}}
 COMPARISONS = [
+    (comparison(GOOD, "a", size="small"), ["size='small': this comparison has no sizes"]),
+    (comparison(sizes=SIZES, size="smal"), ["size='smal' is unknown; did you mean small?"]),
+    (comparison(GOOD, "a", sizes=SIZES, size="small"), ["sizes.small.size: a size sets common, v"]),
     (comparison({}, "a"), ["variants: none is given"]),
     (comparison({"b/c": variant("ddp")}, "b/c"), ["variants: 'b/c' is no folder name"]),
     (comparison({"a": {"config": "ddp"}}, "a"), ["a: make it by experiments.compare.config.var"]),
