@@ -363,7 +363,7 @@ logging.getLogger("absl").addFilter(_unless_raised)
 def _handler() -> ocp.PyTreeCheckpointHandler:
     """What writes and reads a part; it waits for no other process.
 
-    Orbax's checkpointers (0.12.8) meet all processes on their devices, whatever the options say.
+    Without `active_processes`, Orbax (0.12.8) meets all processes by collectives of the devices.
     """
     process = compat.process_index()
     return ocp.PyTreeCheckpointHandler(
