@@ -17,12 +17,15 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_collections
 import yaml
 from absl import flags
 from ml_collections import config_dict, config_flags
+
+if TYPE_CHECKING:
+    from lowcomm_jax.settings import Takes
 
 EXIT_REFUSED = 2
 WORKDIR = "folder of the results (default runs/COMMAND-CONFIG)"
@@ -45,6 +48,33 @@ _EXAMPLES = {  # of a folder, for who names no config
     "configs/plan": "configs/plan/template.py",
 }
 _OVERRIDE = re.compile(r"--?config\.([\w.]+)(?:=(.*))?$", re.DOTALL)
+
+
+class Field(NamedTuple):
+    """A field of a command's config.
+
+    Attributes:
+      default: a type = unset, and text is read as it.
+      about: what the field is.
+      takes: its values, of its type; None = any, or other fields decide (`experiments.refusals`).
+    """
+
+    default: Any
+    about: str
+    takes: Takes | None = None
+
+
+def defaults(fields: Mapping[str, Field]) -> ml_collections.ConfigDict:
+    """The config that has these fields, by dotted names, with their defaults."""
+    config = ml_collections.ConfigDict()
+    for name, field in fields.items():
+        prefix, _, last = name.rpartition(".")
+        if prefix and prefix not in config:
+            config[prefix] = ml_collections.ConfigDict()
+        unset = isinstance(field.default, type)
+        holder = config[prefix] if prefix else config
+        holder[last] = config_dict.placeholder(field.default) if unset else field.default
+    return config
 
 
 class RefusedError(Exception):
@@ -366,7 +396,12 @@ def bare_name(path: str) -> str:
 
 
 def config_asked_for(
-    command: str, argv: Sequence[str], options: Flags, docstring: str | None, default: str = ""
+    command: str,
+    argv: Sequence[str],
+    options: Flags,
+    docstring: str | None,
+    about: Callable[[ml_collections.ConfigDict], Mapping[str, str]],
+    default: str = "",
 ) -> tuple[ml_collections.ConfigDict, str, list[tuple[str, str]]]:
     """The config of a command that works by one; help lists its fields, too.
 
@@ -374,6 +409,7 @@ def config_asked_for(
       command: a name of `_OF_ITS_OWN`.
       options: the command's flags, which are parsed.
       docstring: of the command.
+      about: of a config what its fields are, see `listing`.
       default: the config where the line names none; "" = it must.
 
     Returns:
@@ -400,7 +436,7 @@ def config_asked_for(
     config, problems = config_of(command, chosen, overrides, rest)
     refuse_any(problems, title)
     if options.values.help:
-        print("\n" + listing(config, {}))
+        print("\n" + listing(config, about(config)))
         raise HelpShown
     return config, f"runs/{title}-{bare_name(path)}" if path else f"runs/{title}", overrides
 
@@ -688,14 +724,16 @@ def listing(config: Mapping[str, Any] | ml_collections.ConfigDict, about: Mappin
     """Every field of a config: its name, its value there, and what it is.
 
     Args:
-      about: by dotted name; fields that are not named get no text.
+      about: by dotted name; fields that are not named get no text. A section's text stands before
+        its first field.
     """
-    lines = ["Fields, with their values in this config:"]
+    lines, about = ["Fields, with their values in this config:"], dict(about)
     for name, value in _values(config):
         shown = "unset" if value is None else repr(value) if isinstance(value, str) else str(value)
-        lines.append(f"  --config.{name}={shown}")
-        if name in about:
-            lines += textwrap.wrap(
-                about[name], 92, initial_indent=" " * 6, subsequent_indent=" " * 6
-            )
+        sections = [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+        heads = {section: f"{section}:" for section in sections if section in about}
+        for key, head in {**heads, name: f"{name}={shown}"}.items():
+            text, indent = about.pop(key, ""), " " * 6
+            lines.append(f"  --config.{head}")
+            lines += textwrap.wrap(text, 92, initial_indent=indent, subsequent_indent=indent)
     return "\n".join(lines)

@@ -8,33 +8,18 @@ optional field off. `train --help` prints the table.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from experiments.cli import plain_type
+from experiments.cli import Field, defaults, plain_type
 from experiments.train.methods import section
 from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
 from lowcomm_jax.settings import Takes, config_fields, settings_of
-
-
-class Field(NamedTuple):
-    """A field of every config.
-
-    Attributes:
-      default: a type = unset, and text is read as it.
-      about: what the field is.
-      takes: its values, of its type; None = any, or other fields decide (`experiments.refusals`).
-    """
-
-    default: Any
-    about: str
-    takes: Takes | None = None
-
 
 _FROM_1 = Takes(lambda x: x >= 1, "at least 1 is needed")
 _EVERY = Takes(lambda x: x >= 0, "give 0 (off) or a number of inner steps")
@@ -244,14 +229,7 @@ def base(method: str, **knobs: Any) -> ConfigDict:
       method: a name of `lowcomm_jax.methods.NAMES`, or `module:function` of your own.
       knobs: keywords of the method's factory, and parts of a method (`experiments.train.parts`).
     """
-    config = ConfigDict()
-    for name, field in FIELDS.items():
-        prefix, _, last = name.rpartition(".")
-        if prefix and prefix not in config:
-            config[prefix] = ConfigDict()
-        unset = isinstance(field.default, type)
-        holder = config[prefix] if prefix else config
-        holder[last] = config_dict.placeholder(field.default) if unset else field.default
+    config = defaults(FIELDS)
     config.method = section(method, knobs)  # the keywords of the method's factory
     # A small model on a laptop learns fastest at this peak; published runs of 150M use 4e-4.
     config.inner.learning_rate, config.inner.warmup_steps = 2e-3, 50

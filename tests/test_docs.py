@@ -16,6 +16,11 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
+def test_the_pages_are_at_most_3000_lines_in_all():
+    """Those written by hand under docs/; the reference of the API is made from docstrings."""
+    assert sum(len(page.read_text(encoding="utf-8").splitlines()) for page in PAGES) <= 3000
+
+
 def test_every_method_and_outer_rule_has_its_row():
     text = (DOCS / "methods.md").read_text()
     for name in methods.NAMES:

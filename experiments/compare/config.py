@@ -1,7 +1,8 @@
-"""Every setting of a comparison, with its default.
+"""Every setting of a comparison, with its default and what it is: a table.
 
 A file in configs/compare/ calls `comparison(...)`; the command line overrides any field:
-`--config.seeds="(0,1)" --config.parallel=2 --config.common.steps=100`.
+`--config.seeds="(0,1)" --config.parallel=2 --config.common.steps=100`. The table is printed by
+`compare --help --config=...`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from experiments.cli import closest, refuse_incomplete
+from experiments.cli import Field, closest, defaults, refuse_incomplete
 
 RESULT, REPORT = "compare.json", "report.html"  # files of a comparison
 EQUAL = ("tokens", "steps", "bytes", "time")  # what all variants may get the same of
 SIZED = ("common", "variants", "panels", "baseline", "target")  # fields that a size replaces
 BUDGETED = ("bytes", "time")  # every variant's steps follow from the baseline's cost
+
+_ROWS = {
+    "title": ("Comparison", "title of its report"),
+    "seeds": ((0, 1, 2), "every variant is trained once with each"),
+    "baseline": (str, "the variant that differences are taken from"),
+    "equal": (
+        "tokens",
+        "What all variants get the same of: tokens or steps, which is checked; or bytes, or time "
+        "(virtual, on the first network), by which each variant's steps are chosen.",
+    ),
+    "target": (float, "loss to be reached; None = the baseline's worst final one"),
+    "networks": (
+        (),
+        "presets or files of links: every run is replayed on each in virtual time",
+    ),
+    "step_seconds": (
+        float,
+        "seconds of a region's inner step on these networks; None = the network's own",
+    ),
+    "parallel": (1, "runs at once, each in its own process if more than one"),
+    "keep_checkpoints": (True, "whether checkpoints of finished runs are kept"),
+    "compile_cache": (
+        str,
+        "folder of compiled programs, or off; None = xla in the user's cache folder",
+    ),
+    "common": ({}, "Fields of the train config that all variants share."),
+    "variants": (
+        {},
+        "By name: `config`, a file in configs/ or its bare name, and in `set` what differs from it "
+        "and from `common`.",
+    ),
+    "vary": (
+        (),
+        "Fields that are varied, a text each: `method.period=10,30,90` lists values; with `draws` "
+        "also ranges, `inner.learning_rate=log(1e-4,1e-2)` and `method.alpha=uniform(0,1)`. Each "
+        "variant becomes one for every point: the grid of all values, or so many random ones.",
+    ),
+    "draws": (int, "number of random points; None = the whole grid"),
+    "draw_seed": (0, "seed of the random points"),
+    "panels": (
+        {},
+        "Tables and plots by key, in order of the keys: a title, the variants in their order, the "
+        "baseline (None = the comparison's), and whether they are meant to send equal bytes. Empty "
+        "= one of everything.",
+    ),
+    "size": (str, "the size that is chosen, a name of `sizes`"),
+    "sizes": ({}, f"By name: fields that replace the comparison's, of {', '.join(SIZED)}."),
+}
+FIELDS = {name: Field(*row) for name, row in _ROWS.items()}
 
 
 def comparison(
@@ -30,38 +80,16 @@ def comparison(
       variants: name -> `variant(...)`; a name is also the name of a folder. Their order is that of
         the alphabet (as in every ConfigDict); a panel shows its own in the order it gives.
       baseline: the variant that differences are taken from.
-      changes: any other field, see the comments below.
+      changes: any other field of `FIELDS`.
 
     Raises:
       ValueError: there are no such fields; names near misses.
     """
-    config = ConfigDict()
-    config.title = "Comparison"  # of its report
-    config.seeds = (0, 1, 2)  # every variant is trained once with each
-    config.baseline = baseline or config_dict.placeholder(str)
-    # What all variants get the same of: tokens or steps (which is checked), or bytes, or time, that
-    # is virtual time on the first network (steps are then chosen, see equal.py).
-    config.equal = "tokens"
-    config.target = config_dict.placeholder(float)  # loss; None = the baseline's worst final one
-    # Presets or files of links: every run is replayed on each in virtual time. `step_seconds` is
-    # what a region's inner step takes there; None = the network's own.
-    config.networks = ()
-    config.step_seconds = config_dict.placeholder(float)
-    config.parallel = 1  # runs at once, each in its own process if more than one
-    config.keep_checkpoints = True  # of finished runs
-    config.compile_cache = config_dict.placeholder(str)  # folder, off, or None = the user's cache
-    config.common = {}  # fields of the train config that all variants share
-    config.variants = variants or {}
-    # Fields that are varied, a text each: `method.period=10,30,90` lists values; with `draws` also
-    # ranges, `inner.learning_rate=log(1e-4,1e-2)` and `method.alpha=uniform(0,1)`. Each variant
-    # becomes one for every point: the grid of all values, or so many random ones.
-    config.vary = ()
-    config.draws = config_dict.placeholder(int)
-    config.draw_seed = 0  # of the random points
-    config.panels = {}  # key -> `panel(...)`, in order of the keys; empty = one of everything
-    # Size name -> fields that replace those above, of `SIZED`.
-    config.size = config_dict.placeholder(str)
-    config.sizes = {}
+    config = defaults(FIELDS)
+    if baseline:
+        config.baseline = baseline
+    if variants:
+        config.variants = variants
     known = list(config)
     unknown = [
         f"{key}: there is no such field{closest(key, known)}" for key in changes.keys() - known

@@ -5,7 +5,7 @@
 Writes compare.json and report.html into WORKDIR; the run of a variant with seed K lies
 in WORKDIR/VARIANT/seedK. Exit code 75: interrupted (Ctrl-C or SIGTERM); 1: runs failed. The same
 command continues: it keeps complete runs and goes on with the others. Fields:
-experiments/compare/config.py; `--config.common.FIELD=...` sets a field of the train config for all.
+`compare --help --config=...`; `--config.common.FIELD=...` sets a field of the train config for all.
 
     python -m experiments compare --config=... --vary=method.outer.learning_rate=0.4,0.7,1.0
 
@@ -32,18 +32,19 @@ from experiments.cli import (
 )
 from experiments.compare import frontier
 from experiments.compare.at_equal import sentence
-from experiments.compare.config import REPORT, RESULT, refuse_unmade
+from experiments.compare.config import FIELDS, REPORT, RESULT, refuse_unmade
 from experiments.compare.equal import budgeted
 from experiments.compare.plan import Comparison, plan
 from experiments.compare.result import Logs, collect, read_logs
 from experiments.compare.runs import run_all, terminations_interrupt
 from experiments.compare.show import in_order, interval_of, show
+from experiments.config import plain
 from experiments.metrics import encoded
 from experiments.progress import plain_console, say
 from experiments.report import html_report
 from experiments.report.columns import note
 from experiments.report.html_data import Plotted
-from experiments.train import compile_cache
+from experiments.train import compile_cache, fields
 from experiments.workdir import occupied
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 
@@ -57,10 +58,18 @@ def main(argv: Sequence[str]) -> int:
     options.several(
         "vary", "FIELD=VALUE,VALUE: a variant for each, in place of the config's `vary`"
     )
-    config, folder, _ = config_asked_for("compare", argv, options, __doc__)
+    config, folder, _ = config_asked_for("compare", argv, options, __doc__, descriptions)
     values = options.values
     with values_refused("compare"):
         return compare(config, values.workdir or folder, vary=values.vary)
+
+
+def descriptions(config: Mapping[str, Any]) -> dict[str, str]:
+    """Dotted name -> description of the fields, and of the train config's in `common`."""
+    sections = (config["common"].get(name, {}) for name in ("method", "model"))
+    of_runs = fields.descriptions(*map(plain, sections))
+    found = {name: field.about for name, field in FIELDS.items()}
+    return found | {f"common.{name}": text for name, text in of_runs.items()}
 
 
 def describe(comparison: Comparison, console: Console) -> None:

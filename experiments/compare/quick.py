@@ -19,7 +19,7 @@ from rich.console import Console
 from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
 from experiments.compare.at_equal import sentence
 from experiments.compare.config import REPORT, RESULT
-from experiments.compare.main import compare
+from experiments.compare.main import compare, descriptions
 from experiments.compare.plan import Comparison
 from experiments.progress import plain_console, say
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Print what will be compared, compare, print the result; returns the exit code."""
     options = Flags()
     options.text("workdir", None, WORKDIR)
-    config, folder, _ = config_asked_for("quick", argv, options, __doc__, DEFAULT)
+    config, folder, _ = config_asked_for("quick", argv, options, __doc__, descriptions, DEFAULT)
     console, workdir = plain_console(), Path(options.values.workdir or folder)
     with values_refused("quick"):
         code = compare(config, workdir, console, announce=announce)

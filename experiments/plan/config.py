@@ -7,7 +7,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from experiments.cli import named_function
+from ml_collections import ConfigDict
+
+from experiments.cli import Field, named_function
 from experiments.plan.model import PlanModel, read_model
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network.links import Network
@@ -17,25 +19,64 @@ from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
 from lowcomm_jax.planner.methods import PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
 from lowcomm_jax.refused import above_zero, collect, is_unknown, not_negative, refuse, whole
+from lowcomm_jax.settings import settings_of
 
 NEEDED = ("model", "network", "methods", "tokens_per_step")
+_OF_WORK = {name: setting.about for name, setting in settings_of(Workload).items()}
+_ROWS = {
+    "name": ("plan", "title of the answer"),
+    "notes": ("", "what its tables say of the plan"),
+    "model": (
+        object,
+        "A name of lowcomm_jax.models.PRESETS, or {preset: name} and fields that differ, or all "
+        "fields of a TransformerConfig; or module:factory of your own, or {name: module:factory} "
+        "and its settings.",
+    ),
+    "network": (
+        object,
+        'A preset (configs/network.py lists them), "aws:Oregon,Tokyo,London", a .yaml file, or the '
+        "mapping itself.",
+    ),
+    "compute_s": (
+        0.0,
+        "Seconds of the median region's inner step (the network says how much slower one region is "
+        "than another); 0 = from devices, FLOP/s and MFU.",
+    ),
+    "devices_per_region": (int, "devices that compute in a region"),
+    "flops_per_device": (float, "FLOP/s of a device at its peak"),
+    "mfu": (float, "share of a device's peak that training reaches, in (0, 1]"),
+    "tokens": (0.0, f"{_OF_WORK['tokens']}; 0 = {TOKENS_PER_PARAM:g} per parameter"),
+    "tokens_per_step": (float, _OF_WORK["tokens_per_step"]),
+    "seq_len": (2048, "tokens of a sequence"),
+    "device_gb": (
+        float,
+        "Memory of a device in GB (10^9 bytes). Methods whose estimate is above it are not on the "
+        "frontier; what fits only the compiler knows (plan --target). None = unknown.",
+    ),
+    "price_per_gpu_hour": (float, "price of a device and hour, in any currency; None = unknown"),
+    "price_per_gb": (float, "price of a GB that leaves a region; None = unknown"),
+    "mesh": ({}, _OF_WORK["mesh"]),
+    "microbatch_tokens": (0, _OF_WORK["microbatch_tokens"]),
+    "remat": (True, _OF_WORK["remat"]),
+    "methods": (
+        object,
+        'Rows by name: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, '
+        "or module:function of your own, and keywords of its factory that differ. overlap = "
+        '"auto" takes as many steps as hide a fragment\'s transfer, and `margin` more. A method '
+        "that can never catch up with the link is refused unless it has stalls = True.",
+    ),
+    "loss_bound": (
+        0.03,
+        "Largest published loss penalty (nats beside H = 30) that the search for the best H, K, "
+        "tau and codec may use.",
+    ),
+    "scenario": ({}, _OF_WORK["scenario"]),
+}
+FIELDS = {name: Field(*row) for name, row in _ROWS.items()}
 DEFAULTS = {
-    "name": "plan",
-    "notes": "",
-    "compute_s": 0.0,
-    "devices_per_region": None,
-    "flops_per_device": None,
-    "mfu": None,
-    "tokens": 0.0,
-    "seq_len": 2048,
-    "device_gb": None,
-    "price_per_gpu_hour": None,
-    "price_per_gb": None,
-    "mesh": {},
-    "microbatch_tokens": 0,
-    "remat": True,
-    "loss_bound": 0.03,
-    "scenario": {},
+    name: None if isinstance(field.default, type) else field.default
+    for name, field in FIELDS.items()
+    if name not in NEEDED
 }
 SPEED = ("devices_per_region", "flops_per_device", "mfu")
 _NUMBERS = {
@@ -66,8 +107,22 @@ class PlanRequest:
     model: PlanModel
 
 
+def descriptions(config: Mapping[str, Any] | ConfigDict) -> dict[str, str]:
+    """Dotted name -> description of a plan's fields, keywords of methods among them."""
+    from experiments.config import plain  # with Flax: slow to import
+    from experiments.train.fields import method_descriptions
+
+    found = {name: field.about for name, field in FIELDS.items()}
+    found |= {f"scenario.{k}": setting.about for k, setting in settings_of(Scenario).items()}
+    rows = plain(config)["methods"]
+    for name, row in rows.items() if isinstance(rows, Mapping) else ():
+        method = {**row, "name": row.get("preset")} if isinstance(row, Mapping) else {}
+        found |= {f"methods.{name}.{k}": text for k, text in method_descriptions(method).items()}
+    return found
+
+
 def read(config: Mapping[str, Any]) -> PlanRequest:
-    """Turn config fields (see `configs/plan/template.py`) into what the planner takes.
+    """Turn config fields (`FIELDS`) into what the planner takes.
 
     Args:
       config: plain mapping; a field that is None takes its default.
@@ -76,7 +131,7 @@ def read(config: Mapping[str, Any]) -> PlanRequest:
       Refused: everything that is wrong.
     """
     fields = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
-    known = sorted((*NEEDED, *DEFAULTS))
+    known = sorted(FIELDS)
     unknown = sorted(set(config) - set(known), key=str)
     found = [f"field {name!r} {is_unknown(name, known)}" for name in unknown]
     found += [f"field {name!r} is missing: give it" for name in NEEDED if name not in fields]

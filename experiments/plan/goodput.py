@@ -24,6 +24,7 @@ from experiments.progress import plain_console, right, say
 from lowcomm_jax.planner.goodput import DP, FITTED, METHODS, Fleet, Goodput
 from lowcomm_jax.planner.goodput_simulation import plan_goodput
 from lowcomm_jax.refused import above_zero, is_unknown, not_negative, refuse, whole
+from lowcomm_jax.settings import settings_of
 
 DEFAULT = "configs/plan/goodput.py"
 HOUR = 3600.0
@@ -32,8 +33,28 @@ _PLAIN = (*_COSTS, "elastic_regions", "slice_chips", "spare_slices", "fragments"
 _POSITIVE = ("step_s", "period")
 _FROM_0 = ("repair_hours", "outage_hours", "overlap", "decoupled_period")
 _MTBF = ("chip_mtbf_hours", "region_mtbf_hours")
-_OTHERS = ("outage_mtbf_hours", "price_per_chip_hour", "seed")
-FIELDS = ("name", "notes", "regions", *_MTBF, *_PLAIN, *_POSITIVE, *_FROM_0, *_OTHERS)
+_OF_FLEET = {name: setting.about for name, setting in settings_of(Fleet).items()}
+FIELDS = {
+    "name": "title of the answer",
+    "notes": "what the screen says of it",
+    "regions": _OF_FLEET["regions"],
+    "chip_mtbf_hours": "Mean time between interrupts of a chip: one number, or one for each region "
+    'as text, "99,99,40".',
+    "region_mtbf_hours": "The same of a whole region's job, as logs show it; where it is given, "
+    "chip_mtbf_hours is not read.",
+    **{name: _OF_FLEET[name] for name in _PLAIN},
+    "step_s": "seconds of an inner step",
+    "period": "H of DiLoCo and Streaming, in steps",
+    "repair_hours": _OF_FLEET["repair_s"],
+    "outage_hours": _OF_FLEET["outage_s"],
+    "overlap": "of Streaming: steps from a send to its landing",
+    "decoupled_period": "P of Decoupled, in steps; 0 = what a learner had not sent is counted in "
+    "stop_s (as in the fit).",
+    "outage_mtbf_hours": _OF_FLEET["outage_mtbf_s"],
+    "price_per_chip_hour": "price of a chip and hour, in any currency; None = unknown",
+    "seed": "seed of the simulation",
+}
+"""Field -> what it is."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +62,9 @@ def main(argv: Sequence[str]) -> int:
     options = Flags()
     options.switch("goodput", "what failures cost")
     options.text("workdir", "runs/goodput", "where goodput.json goes")
-    config, _, _ = config_asked_for("plan --goodput", argv, options, __doc__, DEFAULT)
+    config, _, _ = config_asked_for(
+        "plan --goodput", argv, options, __doc__, lambda _: FIELDS, DEFAULT
+    )
     with values_refused("plan"):
         answer(config.to_dict(), options.values.workdir, plain_console())
     return 0
@@ -74,7 +97,7 @@ def answer(config: Mapping[str, Any], workdir: str | Path, console: Console) -> 
 
 
 def read(config: Mapping[str, Any]) -> Fleet:
-    """Turn config fields (see `configs/plan/goodput.py`) into a fleet.
+    """Turn config fields (`FIELDS`) into a fleet.
 
     Raises:
         Refused: everything that is wrong.

@@ -8,8 +8,8 @@ prints all tables.
 
 Writes `plan.json`, `plan.png` (utilisation against bandwidth; loss against hours) and a training
 config a method into the work directory. `report RUN --against=plan.json` later compares a run with
-the plan. Config fields: `configs/plan/template.py`; llama_7b, llama_8b and llama_70b beside it are
-ready to use.
+the plan. Config fields: `plan --help --config=configs/plan/template.py`; llama_7b, llama_8b and
+llama_70b beside it are ready to use.
 
 With `--target=h100:2x8` and a training config it compiles the run's programs for that target
 (`plan --target=h100:2x8 --help`). With `--goodput` it computes what failures cost
@@ -28,7 +28,7 @@ from rich.console import Console
 from experiments.cli import WORKDIR, Flags, config_asked_for, values_refused
 from experiments.plan.answer import answer
 from experiments.plan.answer import explain as explanation
-from experiments.plan.config import read
+from experiments.plan.config import descriptions, read
 from experiments.plan.screen import command, show_answer, show_explanation
 from experiments.plan.show import picture, show
 from experiments.plan.start import write_start
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("workdir", None, WORKDIR)
     options.switch("explain", "say which number drives the hours, the memory and the price")
     options.switch("details", "print all tables")
-    config, folder, _ = config_asked_for("plan", argv, options, __doc__)
+    config, folder, _ = config_asked_for("plan", argv, options, __doc__, descriptions)
     values = options.values
     with values_refused("plan"):
         planned(config, values.workdir or folder, explain=values.explain, details=values.details)

@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options.text("json", None, "file to write the report to")
     values = options.values
-    config, _, overrides = config_asked_for("plan --target", argv, options, __doc__)
+    config, _, overrides = config_asked_for("plan --target", argv, options, __doc__, _descriptions)
     from experiments.train.resolve import fit_warm_up, refuse_unreadable
     from lowcomm_jax.aot.programs import TooLargeError
 
@@ -59,6 +59,13 @@ def main(argv: Sequence[str]) -> int:
         written = report.as_json() | {"mfu_parts": mfu_parts(job, report)}
         Path(values.json).write_text(json.dumps(written, indent=1) + "\n")
     return 0 if report.fits else 1
+
+
+def _descriptions(config: Any) -> dict[str, str]:
+    from experiments.config import plain
+    from experiments.train import fields
+
+    return fields.descriptions(plain(config.method), plain(config.model))
 
 
 def compiled(config, name: str) -> tuple[Job, AheadOfTime]:

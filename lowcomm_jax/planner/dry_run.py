@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from lowcomm_jax.network.links import Network
 from lowcomm_jax.params.fragments import is_stacked, layer_stacks
 from lowcomm_jax.params.layout import make_layout
 from lowcomm_jax.schedule import Schedule
+from lowcomm_jax.settings import described
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.initial_state import abstract_state
 from lowcomm_jax.sync.round_functions import RegionState
@@ -39,19 +40,21 @@ _OF_VALUES = ("rounds", "boundary", "measured", "known")  # of `decided`
 PERIODS = 3  # that are measured, after one period and the overlap
 
 
+@described
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a run would measure, and a plan has to assume.
+    """What a run would measure, and a plan has to assume."""
 
-    Attributes:
-      rank: DiLoCoX: the measured rank of every mean; None = at least the rank that was sent, so
-        that rounds keep their length and payloads are largest.
-      rates: CoCoDC: how fast each fragment changes, of methods with as many fragments. None, and of
-        others, all alike, so that they take turns.
-    """
-
-    rank: float | None = None
-    rates: tuple[float, ...] | None = None
+    rank: Annotated[
+        float | None,
+        "DiLoCoX: the measured rank of every mean; None = at least the rank that was sent, so that "
+        "rounds keep their length and payloads are largest.",
+    ] = None
+    rates: Annotated[
+        tuple[float, ...] | None,
+        "CoCoDC: how fast each fragment changes, of methods with as many fragments. None, and of "
+        "others, all alike, so that they take turns.",
+    ] = None
 
     def text(self) -> str:
         """What is assumed, in one line."""

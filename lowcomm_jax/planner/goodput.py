@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from lowcomm_jax.refused import above_zero, not_negative, whole
+from lowcomm_jax.settings import described
 
 YEAR_S = 365 * 86400.0
 DP, ELASTIC_DP, DECOUPLED = "dp", "elastic_dp", "decoupled"
@@ -84,48 +85,56 @@ class Fitted(NamedTuple):
 FITTED = {"elastic": Fitted(0.0305, 19.7), "dp": Fitted(0.0935, 64.6)}
 
 
+@described
 @dataclass(frozen=True)
 class Fleet:
-    """The chips of a run, and their failures. Times in seconds.
+    """The chips of a run, and their failures. Times in seconds."""
 
-    Attributes:
-        regions: chips that train in each region.
-        chip_mtbf_s: mean time between interrupts of one chip; one for all regions, or one each.
-        stop_s: seconds that an elastic job loses by an interrupt, and by taking chips back: it
-            stops, or repeats work that it had not saved.
-        restart_s: the same of a job that is not elastic, such as DP, once all its chips are there.
-        repair_s: until a failed chip's slice is back.
-        slice_chips: chips that drop out together.
-        spare_slices: in every region, allocated and idle; they take a failed slice's place. One job
-            over all regions shares them.
-        outage_mtbf_s: mean time between outages of a whole region; None = there are none.
-        outage_s: how long a region is away.
-        overhead, restart_overhead: share of time lost without any failure; of elastic jobs, and of
-            others.
-        elastic_regions: whether a region's job goes on with fewer chips; else it waits until all
-            are there and restarts, as DP does.
-        period_s: seconds of training between two synchronisations of the same parameters.
-        fragments, overlap_s: of Streaming; the overlap is seconds from a send to its landing.
-        decoupled_period_s: the same as `period_s` for Decoupled, which sends a fragment every step;
-            0 = work that a learner had not sent is counted in `stop_s`.
-    """
-
-    regions: tuple[int, ...]
-    chip_mtbf_s: float | tuple[float, ...] = YEAR_S
-    stop_s: float = FITTED["elastic"].stop_s
-    restart_s: float = FITTED["dp"].stop_s
-    repair_s: float = 0.0
-    slice_chips: int = 1
-    spare_slices: int = 0
-    outage_mtbf_s: float | None = None
-    outage_s: float = 0.0
-    overhead: float = 0.0
-    restart_overhead: float = 0.0
-    elastic_regions: bool = True
-    period_s: float = 100.0
-    fragments: int = 8
-    overlap_s: float = 1.0
-    decoupled_period_s: float = 0.0
+    regions: Annotated[tuple[int, ...], "chips that train in each region"]
+    chip_mtbf_s: Annotated[
+        float | tuple[float, ...],
+        "mean time between interrupts of one chip; one for all regions, or one each",
+    ] = YEAR_S
+    stop_s: Annotated[
+        float,
+        "Seconds that an elastic job loses by an interrupt, and by taking chips back: it stops, or "
+        "repeats work that it had not saved.",
+    ] = FITTED["elastic"].stop_s
+    restart_s: Annotated[
+        float,
+        "Seconds that a job loses by an interrupt, once all its chips are there, where it is not "
+        "elastic, such as DP.",
+    ] = FITTED["dp"].stop_s
+    repair_s: Annotated[float, "until a failed chip's slice is back"] = 0.0
+    slice_chips: Annotated[int, "chips that drop out together"] = 1
+    spare_slices: Annotated[
+        int,
+        "In every region, allocated and idle; they take a failed slice's place. One job over all "
+        "regions shares them.",
+    ] = 0
+    outage_mtbf_s: Annotated[
+        float | None, "mean time between outages of a whole region; None = there are none"
+    ] = None
+    outage_s: Annotated[float, "how long a region is away"] = 0.0
+    overhead: Annotated[float, "share of time that elastic jobs lose without any failure"] = 0.0
+    restart_overhead: Annotated[float, "share of time that other jobs lose without any failure"] = (
+        0.0
+    )
+    elastic_regions: Annotated[
+        bool,
+        "Whether a region's job goes on with fewer chips; else it waits until all are there and "
+        "restarts, as DP does.",
+    ] = True
+    period_s: Annotated[
+        float, "seconds of training between two synchronisations of the same parameters"
+    ] = 100.0
+    fragments: Annotated[int, "of Streaming: parts that it sends apart"] = 8
+    overlap_s: Annotated[float, "of Streaming: seconds from a send to its landing"] = 1.0
+    decoupled_period_s: Annotated[
+        float,
+        "the same as `period_s` for Decoupled, which sends a fragment every step; 0 = work that a "
+        "learner had not sent is counted in `stop_s`",
+    ] = 0.0
 
     @property
     def chips(self) -> int:

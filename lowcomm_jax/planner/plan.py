@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -31,34 +31,36 @@ from lowcomm_jax.planner.methods import PlanMethod, planned
 from lowcomm_jax.planner.requests import StoreRequests, learner_requests
 from lowcomm_jax.planner.shapes import Shapes
 from lowcomm_jax.refused import above_zero, refuse, whole
+from lowcomm_jax.settings import described
 
 SCALES = np.logspace(-3, 4, 176)  # bandwidth factors of the utilisation curve
 AXES = ("stage", "fsdp", "tensor")
 
 
+@described
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained, and on what.
+    """What is to be trained, and on what."""
 
-    Attributes:
-        model: abstract parameters and sizes.
-        tokens: training tokens over all regions.
-        tokens_per_step: tokens of one inner step over all regions.
-        network: regions and links; `compute_R` is the seconds of one inner step.
-        mesh: sizes of `AXES` inside a region, for the memory figures.
-        microbatch_tokens: tokens of one microbatch on a device, for the estimate of activations.
-        remat: whether each layer keeps its input alone, for the same estimate.
-        scenario: what a run would measure.
-    """
-
-    model: Shapes
-    tokens: float
-    tokens_per_step: float
-    network: Network
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    microbatch_tokens: int = 0
-    remat: bool = True
-    scenario: Scenario = field(default_factory=Scenario)
+    model: Annotated[Shapes, "abstract parameters and sizes"]
+    tokens: Annotated[float, "training tokens over all regions"]
+    tokens_per_step: Annotated[float, "tokens of one inner step over all regions"]
+    network: Annotated[Network, "regions and links; `compute_R` is the seconds of one inner step"]
+    mesh: Annotated[
+        Mapping[str, int],
+        "Sizes of the axes stage, fsdp and tensor inside a region, for the memory figures.",
+    ] = field(default_factory=dict)
+    microbatch_tokens: Annotated[
+        int, "tokens of one microbatch on a device, for the estimate of activations"
+    ] = 0
+    remat: Annotated[
+        bool, "whether each layer keeps its input alone, for the estimate of activations"
+    ] = True
+    scenario: Annotated[
+        Scenario,
+        "What a run would measure, and a plan has to assume. Besides, everyone takes part in each "
+        "round and counts alike, and AdLoCo's trainers never merge and keep their first batch.",
+    ] = field(default_factory=Scenario)
 
     @classmethod
     def of(

@@ -1,5 +1,7 @@
 """Names, rules, refusals and the sizes the papers state."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,24 @@ import optax
 import pytest
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import Cast, Integer, PerTensor, Statistical, TopK, make, names
+from experiments.bench import codec as bench_codec
+from experiments.train.fields import method_descriptions
+from experiments.train.methods import make_method
+from lowcomm_jax.compression import (
+    Cast,
+    Integer,
+    PerTensor,
+    Statistical,
+    TopK,
+    codecs,
+    make,
+    names,
+    registry,
+)
 from lowcomm_jax.compression.rules import PRESETS
+from lowcomm_jax.planner.methods import planned
 
+FILE = Path(__file__).parents[1] / "more_codecs" / "ternary.py"
 LIKE = {
     k: jax.ShapeDtypeStruct(s, jnp.float32)
     for k, s in {
@@ -48,6 +65,30 @@ def test_settings_out_of_range_are_listed_together():
         Cast("fp8")
     with pytest.raises(ValueError, match="not a regular expression"):
         PerTensor(Cast(), rules=(("(", Cast()),))
+
+
+@pytest.fixture
+def ternary(monkeypatch):
+    """As a file of `codecs`: what the search for files finds then is known to the process."""
+    monkeypatch.setattr(codecs, "__path__", [*codecs.__path__, str(FILE.parent)])
+    for name, found in registry.known.__wrapped__().items():
+        monkeypatch.setitem(registry.known(), name, found)
+
+
+@pytest.mark.usefixtures("ternary")
+def test_a_codec_is_one_file_of_at_most_60_lines_found_by_its_name_everywhere():
+    assert len(FILE.read_text().splitlines()) <= 60
+    assert {"ternary", "ternary_ef"} <= {*names()}
+    section = {"name": "diloco", "period": 5, "codec": {"name": "ternary_ef", "share": 0.25}}
+    method, problems = make_method(section)
+    assert not problems and method.codec.codec.default.share == 0.25
+    assert "ternary, ternary_ef" in method_descriptions(section)["codec.name"]
+    assert method_descriptions(section)["codec.share"].startswith("of the largest magnitude")
+    row = planned("diloco", codec="ternary")
+    like = {"w": jax.ShapeDtypeStruct((64, 256), jnp.float32)}
+    assert row.codec == "ternary" and row.method.codec.nbytes(like) == 64 * (256 * 2 // 8 + 4)
+    assert bench_codec.chosen("ternary,ternary_ef") == (("ternary", "ternary_ef"), [])
+    assert bench_codec.measure("ternary", 256, 1)["bytes_per_value"] == 2 / 8 + 4 / 256
 
 
 def test_a_mapping_and_a_codec_are_accepted():

@@ -1,6 +1,7 @@
 """What the command line says of the fields of a config, and of a checked run."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from experiments.__main__ import main
 from experiments.cli import fields, listing, load_config
 from experiments.config import get_config, plain
+from experiments.plan.config import FIELDS
 from experiments.train.fields import descriptions, method_descriptions
 from experiments.train.methods import DERIVED
 from experiments.train.parts import PARTS
@@ -16,6 +18,10 @@ from lowcomm_jax import methods
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 FILES = [f.stem for f in CONFIGS.glob("*.py") if f.stem not in ("__init__", "network")]
+OF_OTHERS = [
+    f for room in ("plan", "compare", "paper") for f in sorted((CONFIGS / room).glob("*.py"))
+]
+OF_OTHERS = [f for f in OF_OTHERS if "def get_config" in f.read_text()]
 
 
 def test_descriptions_come_from_where_the_defaults_stand():
@@ -96,13 +102,53 @@ def test_help_knows_the_config_it_is_given(capsys):
     assert "--config.steps=7\n" in shown and "--config.method.gamma" in shown
 
 
-def test_help_of_a_plan_and_of_a_comparison_list_their_fields(capsys):
+def told(command, path, capsys):
+    """What help says of each field of a config, and of each section: dotted name -> text."""
+    assert main([*command.split(), "--help", f"--config={path}"]) == 0
+    found = re.split(r"^  --config\.", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    lines = (entry.partition("\n") for entry in found)
+    return {re.match(r"[^=:]+", head)[0]: " ".join(text.split()) for head, _, text in lines}
+
+
+@pytest.mark.parametrize("path", OF_OTHERS, ids=lambda path: path.stem)
+def test_help_of_plans_and_comparisons_describes_every_field(path, capsys):
+    """Each by itself, or by the text of its section."""
+    command = "plan" if path.parent.name == "plan" else "compare"
+    found = told("plan --goodput" if path.stem == "goodput" else command, path, capsys)
+    names = fields(load_config(str(path), ())[0])
+    assert {*names} <= {*found}
+    texts = {name for name, text in found.items() if text}
+    assert not [n for n in names if n not in texts and not texts & {*sections(n)}]
+
+
+def sections(name):
+    """Every section that a field is in."""
+    return (name[: dot.start()] for dot in re.finditer(r"\.", name))
+
+
+def test_what_help_says_of_plans_and_comparisons(capsys):
+    found = told("plan", "configs/plan/template.py", capsys)
+    assert found["tokens"] == "training tokens over all regions; 0 = 20 per parameter"
+    assert found["methods.diloco.period"] == "H, inner steps per round."
+    assert found["scenario.rank"].startswith("DiLoCoX: the measured rank of every mean")
+    assert found["mesh"].startswith("Sizes of the axes") and not found["mesh.fsdp"]
+    found = told("quick", "configs/compare/quick.py", capsys)
+    assert found["common.steps"] == "inner steps of the run; 0 = as many as `tokens` asks for"
+    assert found["draws"] == "number of random points; None = the whole grid"
+    assert found["variants"].startswith("By name: `config`, a file in configs/")
+    target = "plan --target=h100:1x1"
+    assert told(target, "configs/diloco.py", capsys)["batch"].startswith("sequences a region")
+
+
+def test_the_template_of_a_plan_has_every_field():
+    assert {*load_config("configs/plan/template.py", ())[0]} == {*FIELDS}
+
+
+def test_help_of_a_plan_shows_what_the_line_sets(capsys):
     assert main(["plan", "--help", "--config=configs/plan/template.py", "--config.mfu=0.3"]) == 0
     shown = capsys.readouterr().out
     assert "--explain" in shown and "--config.mfu=0.3\n" in shown
     assert "--config.methods.diloco.period=30\n" in shown
-    assert main(["compare", "--help", "--config=configs/compare/experts.py"]) == 0
-    assert "--config.common.steps=" in capsys.readouterr().out
     assert main(["plan", "--help", "--config.mfus=1", "--config=configs/plan/template.py"]) == 2
     assert "did you mean mfu?" in capsys.readouterr().err
 
