@@ -235,13 +235,12 @@ class AdaptiveEngine:
         """
         # Taken first, so that a segment that raises leaves nothing for the next one to tell.
         told, self._told = self._told, Told()
-        state, steps = self._opened(state, goal, told)
+        state, steps, samples = self._opened(state, goal, told)
         start, consumed, regions = state.step, state.samples, self.plain.setup.regions
         lands_at = (start // self.period + 1) * self.period
         mask_R = mask_here(participants, lands_at, regions, self.plain.here)
-        samples, requests = self._samples_of_step(state), state.requests
         work_RxS = np.full((self.regions.count, steps), samples)
-        rates, histories = {}, {}
+        requests, rates, histories = state.requests, {}, {}
         measures = start % self.period == 0 and self.probe.count > 0 and bool(mask_R.any())
         for number, trainer in state.trainers.items():
             own = self.switch.samples(trainer.request)
@@ -291,10 +290,12 @@ class AdaptiveEngine:
             book(self.clock, range(start + 1, start + steps + 1), events, work)
         return state
 
-    def _opened(self, state: AdaptiveState, goal: Goal, told: Told) -> tuple[AdaptiveState, int]:
+    def _opened(
+        self, state: AdaptiveState, goal: Goal, told: Told
+    ) -> tuple[AdaptiveState, int, int]:
         """The state once two trainers have merged, where it is time, and the steps that follow.
 
-        `told` gets the merge.
+        `told` gets the merge. The last number are samples of a region's step, of all trainers.
         """
         round_, within = divmod(state.step, self.period)
         if not within and self.trainers.merges_at(round_, len(state.trainers)):
@@ -304,12 +305,9 @@ class AdaptiveEngine:
             told.merges.append(
                 {"round": round_, "survivor": survivor, "retired": retired, "batches": batches}
             )
-        left = goal.left(state, self.plain.setup.regions * self._samples_of_step(state))
-        return state, int(min(self.period - state.step % self.period, left))
-
-    def _samples_of_step(self, state: AdaptiveState) -> int:
-        """Samples of a region's step, of all trainers."""
-        return sum(self.switch.samples(asked) for asked in state.requests.values())
+        samples = sum(self.switch.samples(asked) for asked in state.requests.values())
+        left = goal.left(state, self.plain.setup.regions * samples)
+        return state, int(min(self.period - state.step % self.period, left)), samples
 
     def _counted(self, state: AdaptiveState, steps: int) -> AdaptiveState:
         """The state with the samples of so many steps of every trainer counted."""
@@ -446,7 +444,7 @@ class AdaptiveEngine:
         samples of these steps count as used. The regions' own values stay as they are.
         """
         nobody, told = np.zeros(1, bool), Told()
-        state, steps = self._opened(self.warm(state, source), goal, told)
+        state, steps, _ = self._opened(self.warm(state, source), goal, told)
         state = self._each(state, told, lambda loop, own: loop.after(own, steps, nobody))
         state = self._counted(state, steps)
         return state if state.step % self.period else self._landed(state, told, stoppable=False)

@@ -255,7 +255,7 @@ def install_trainers(
     """Replace what regions have in common by another region's; see `install`.
 
     Args:
-      arrays, document: as `job_trainers.given` makes them.
+      arrays, document: as `JobCarrier.given` gives them.
 
     Raises:
       Rejected: the document is damaged.
