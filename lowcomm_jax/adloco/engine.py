@@ -268,14 +268,14 @@ class AdaptiveEngine:
         metrics = {name: OverTrainers([*histories.values()], name) for name in record} | work
 
         def more(step: int) -> dict[str, Any]:
-            i = step - start - 1
+            nth = step - start - 1
             trainers = {
                 str(number): {
                     "batch": asked,
                     "samples": regions * self.switch.samples(asked),
                     "microbatch": self.switch.microbatch(asked),
-                    "rate": float(factor_after(self._schedule, rates[number], i)),
-                    "loss": float(np.mean(histories[number]["loss"][i], dtype=float)),
+                    "rate": float(factor_after(self._schedule, rates[number], nth)),
+                    "loss": float(np.mean(histories[number]["loss"][nth], dtype=float)),
                 }
                 for number, asked in requests.items()
             }
