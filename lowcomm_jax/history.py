@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -121,11 +121,6 @@ def with_presence(
     return {**metrics, **{k: mask[:, 0] if single else mask for k, mask in presence.items()}}
 
 
-def common_names(named: Sequence[Collection[str]]) -> list[str]:
-    """Names that all have, in the order of the first."""
-    return [name for name in (named[0] if named else ()) if all(name in one for one in named)]
-
-
 class Chunk(NamedTuple):
     """Consecutive steps of a history.
 
@@ -173,7 +168,8 @@ class History:
 
     def keys(self) -> list[str]:
         """Names of the metrics that every step has."""
-        return common_names([chunk.metrics for chunk in self._chunks if chunk.steps])
+        named = [chunk.metrics for chunk in self._chunks if chunk.steps]
+        return [name for name in (named[0] if named else ()) if all(name in one for one in named)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())

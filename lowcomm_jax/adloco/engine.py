@@ -11,7 +11,6 @@ processes waits for its own before the steps.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from lowcomm_jax.adloco.history import OverTrainers, Told, row_of
+from lowcomm_jax.adloco.history import OverTrainers, Told
 from lowcomm_jax.adloco.job_trainers import carry, land, wait_for_payloads
 from lowcomm_jax.adloco.learning_rate import (
     SCALINGS,
@@ -35,7 +34,7 @@ from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.adloco.state import AdaptiveState, Trainer
 from lowcomm_jax.adloco.step_plan import Switch
 from lowcomm_jax.engine import Engine, Participants, book, mask_here
-from lowcomm_jax.history import Event, History, common_names
+from lowcomm_jax.history import Event, History
 from lowcomm_jax.jobs.job_carrier import JobCarrier, start_from_anchor
 from lowcomm_jax.mesh.regions import Regions
 from lowcomm_jax.methods.base import Method
@@ -77,16 +76,14 @@ class Goal:
         for name, value in named.items():
             if not (is_whole(value) and value >= 0):
                 raise ValueError(f"{name}={value!r}: a whole number from 0 is needed")
-        last = state.step + named.get("steps", math.inf)
-        if "rounds" in named:
-            under_way = int(state.counters.done_until) // period
-            last = min(last, (under_way + named["rounds"]) * period)
-        return cls(last, state.samples + named.get("samples", math.inf))
+        rounds, steps, samples = (named.get(name, math.inf) for name in given)
+        under_way = int(state.counters.done_until) // period
+        return cls(min((under_way + rounds) * period, state.step + steps), state.samples + samples)
 
     def left(self, state: AdaptiveState, per_step: int = 1) -> float:
         """Inner steps that are left, of so many samples each; at most 0 once it is reached."""
-        samples, steps = self.samples - state.samples, self.step - state.step
-        return steps if samples == math.inf else min(steps, math.ceil(samples / per_step))
+        samples = np.ceil((self.samples - state.samples) / per_step)
+        return min(self.step - state.step, float(samples))
 
 
 def drawn(source: Source, trainer: int, start: int, count: int) -> PyTree:
@@ -195,16 +192,18 @@ class AdaptiveEngine:
 
         Returns:
           (state, history): metrics of all trainers, and `work`, samples of a region's step over
-          the reference batch. Rows have each trainer (`adloco.history.row_of`), merges in the
-          first one of a round, and what was decided (`Told.looks`) in its last one. What is decided
-          after a stop stands in the row that follows.
+          the reference batch. Rows have each trainer: `batch` (asked for), `samples` (of all
+          regions), `microbatch`, `rate` (factor on the learning rate) and `loss` (mean over
+          regions). They have merges in the first one of a round, and what was decided
+          (`Told.looks`) in its last one. What is decided after a stop stands in the row that
+          follows.
 
         Raises:
           ValueError: no number; a state that was donated before, or made by another engine; a
             source that gives another number of samples.
         """
         state.refuse_donated()
-        self.loops(state)  # refuses a state of another engine
+        self.sync_loop(state)  # refuses a state of another engine
         goal = Goal.of(state, self.period, rounds=rounds, steps=steps, samples=samples)
         state, history = self.warm(state, source), History()
         if state.paused:
@@ -236,44 +235,50 @@ class AdaptiveEngine:
         """
         # Taken first, so that a segment that raises leaves nothing for the next one to tell.
         told, self._told = self._told, Told()
-        state, steps = self._opened(state, goal, told)
+        state, steps, samples = self._opened(state, goal, told)
         start, consumed, regions = state.step, state.samples, self.plain.setup.regions
         lands_at = (start // self.period + 1) * self.period
         mask_R = mask_here(participants, lands_at, regions, self.plain.here)
-        samples = self._samples_of_step(state)
         work_RxS = np.full((self.regions.count, steps), samples)
-        histories, rows = [], {}
+        requests, rates, histories = state.requests, {}, {}
         measures = start % self.period == 0 and self.probe.count > 0 and bool(mask_R.any())
         for number, trainer in state.trainers.items():
-            plan = self.switch.plan(trainer.request)
+            own = self.switch.samples(trainer.request)
             if measures:  # of the samples that it trains on next
                 size = self.switch.measured(trainer.request, self.probe.count)
                 batch = drawn(source, number, trainer.used, size * self.probe.count)
                 measured = self.probe.measure(trainer.state, batch, size, mask_R)
                 trainer = trainer.replace(measured=measured)
                 work_RxS[:, 0] += 2 * size * self.probe.count  # in two passes
-            scale = np.float32(self._scale(plan.samples / self.reference_batch))
-            rate = LrScaleState(np.int32(consumed), np.int32(regions * samples), scale)
-            ready = set_lr_scale(trainer.state, rate)
-            starts = range(trainer.used, trainer.used + steps * plan.samples, plan.samples)
-            batches = (drawn(source, number, first, plan.samples) for first in starts)
-            engine = self.engines[number]
+            scale = np.float32(self._scale(own / self.reference_batch))
+            rates[number] = LrScaleState(np.int32(consumed), np.int32(regions * samples), scale)
+            ready = set_lr_scale(trainer.state, rates[number])
+            starts = range(trainer.used, trainer.used + steps * own, own)
+            batches = (drawn(source, number, first, own) for first in starts)
+            engine, microbatch = self.engines[number], self.switch.microbatch(trainer.request)
             carry(engine, number, trainer.measured, told)
-            ended, own = engine.run(ready, batches, participants, microbatch=plan.microbatch)
-            histories.append(own)
-            factor = functools.partial(factor_after, self._schedule, rate)
-            rows[str(number)] = functools.partial(row_of, plan, regions, factor, own)
-            told.add(number, own.events)
+            ended, record = engine.run(ready, batches, participants, microbatch=microbatch)
+            histories[number] = record
+            told.add(number, record.events)
             state = state.with_trainer(number, trainer.replace(state=ended))
         state = self._counted(state, steps)
         if state.step % self.period == 0:
             state = self._landed(state, told, mask_R)
         events, work = told.in_order(), {"work": work_RxS / self.reference_batch}
-        names = common_names([own.keys() for own in histories])
-        metrics = {name: OverTrainers(histories, name) for name in names} | work
+        metrics = {name: OverTrainers([*histories.values()], name) for name in record} | work
 
         def more(step: int) -> dict[str, Any]:
-            trainers = {number: row(step - start - 1) for number, row in rows.items()}
+            nth = step - start - 1
+            trainers = {
+                str(number): {
+                    "batch": asked,
+                    "samples": regions * self.switch.samples(asked),
+                    "microbatch": self.switch.microbatch(asked),
+                    "rate": float(factor_after(self._schedule, rates[number], nth)),
+                    "loss": float(np.mean(histories[number]["loss"][nth], dtype=float)),
+                }
+                for number, asked in requests.items()
+            }
             merges = told.merges if step == start + 1 else []
             looks = {str(i): look for at, i, look in told.looks if max(at, start + 1) == step}
             found = {"trainers": trainers, "merges": merges, "looks": looks}
@@ -285,10 +290,12 @@ class AdaptiveEngine:
             book(self.clock, range(start + 1, start + steps + 1), events, work)
         return state
 
-    def _opened(self, state: AdaptiveState, goal: Goal, told: Told) -> tuple[AdaptiveState, int]:
+    def _opened(
+        self, state: AdaptiveState, goal: Goal, told: Told
+    ) -> tuple[AdaptiveState, int, int]:
         """The state once two trainers have merged, where it is time, and the steps that follow.
 
-        `told` gets the merge.
+        `told` gets the merge. The last number are samples of a region's step, of all trainers.
         """
         round_, within = divmod(state.step, self.period)
         if not within and self.trainers.merges_at(round_, len(state.trainers)):
@@ -298,20 +305,16 @@ class AdaptiveEngine:
             told.merges.append(
                 {"round": round_, "survivor": survivor, "retired": retired, "batches": batches}
             )
-        left = goal.left(state, self.plain.setup.regions * self._samples_of_step(state))
-        return state, int(min(self.period - state.step % self.period, left))
-
-    def _samples_of_step(self, state: AdaptiveState) -> int:
-        """Samples of a region's step, of all trainers."""
-        return sum(self.switch.plan(asked).samples for asked in state.requests.values())
+        samples = sum(self.switch.samples(asked) for asked in state.requests.values())
+        left = goal.left(state, self.plain.setup.regions * samples)
+        return state, int(min(self.period - state.step % self.period, left)), samples
 
     def _counted(self, state: AdaptiveState, steps: int) -> AdaptiveState:
         """The state with the samples of so many steps of every trainer counted."""
-        samples = state.samples + steps * self.plain.setup.regions * self._samples_of_step(state)
-        for number, trainer in state.trainers.items():
-            used = trainer.used + steps * self.switch.plan(trainer.request).samples
-            state = state.with_trainer(number, trainer.replace(used=used))
-        return state.replace(samples=samples)
+        used = {i: steps * self.switch.samples(asked) for i, asked in state.requests.items()}
+        more = self.plain.setup.regions * sum(used.values())
+        state = state.each(lambda i, trainer: trainer.replace(used=trainer.used + used[i]))
+        return state.replace(samples=state.samples + more)
 
     def _landed(
         self,
@@ -320,12 +323,12 @@ class AdaptiveEngine:
         mask_R: np.ndarray | None = None,
         stoppable: bool = True,
     ) -> AdaptiveState:
-        """Let the statistics of a round decide, once what was sent in it has landed.
+        """Let the policy decide on the next requests, once what was sent in a round has landed.
 
         Payloads from other jobs land here; those of one program have, behind the last step.
 
         Args:
-          told: gets the events, and what was decided.
+          told: gets the events, and what was decided; has what regions have measured.
           mask_R: bool `[R]`, who took part in it, None = everyone; between jobs the record tells.
           stoppable: whether a signal stops the wait for other jobs (`RemoteExchange.stop_when`);
             the state is then `paused`. Else this region catches up, and tells nobody.
@@ -337,13 +340,6 @@ class AdaptiveEngine:
             if not wait_for_payloads(self.carrier.exchange, self.loops(state), stoppable):
                 return state
             state = self._each(state, told, land)
-        state = self._decided(state, told)
-        if self.carrier is not None and stoppable:
-            self.carrier.tell(state, state.step, state.step)
-        return state
-
-    def _decided(self, state: AdaptiveState, told: Told) -> AdaptiveState:
-        """Let the policy decide on the trainers' next requests, by what regions have measured."""
         noise, told.noise = told.noise, {}
         for number, noise_nx3 in noise.items():
             trainer = state.trainers[number]
@@ -353,7 +349,10 @@ class AdaptiveEngine:
             look = {"request": request, **dataclasses.asdict(statistics)}
             told.looks.append((state.step, number, look))
             state = state.with_trainer(number, trainer.replace(policy=memory, request=request))
-        return state.without_measurements()
+        state = state.each(lambda _, trainer: trainer.replace(measured=None))
+        if self.carrier is not None and stoppable:
+            self.carrier.tell(state, state.step, state.step)
+        return state
 
     def finish(self, state: AdaptiveState) -> AdaptiveState:
         """Drain, synchronise every trainer once more (`finish.finish`), and merge all into one.
@@ -363,12 +362,12 @@ class AdaptiveEngine:
         """
         state.refuse_donated()
         told, self._told = Told(), Told()  # no segment follows that tells it
-        if self.carrier is None or state.paused:
+        if state.paused:
             state = self._landed(state, told, stoppable=False)
         state = self._each(state, told, lambda loop, own: loop.finish(own))
+        state = self._landed(state, told, stoppable=False)  # within a round, with the last payload
         if self.clock is not None:
             follow(self.clock, state.step, told.events)
-        state = self._decided(state, told)  # within a round, with the last payload
         if len(state.trainers) > 1:
             state = merge(self.plain, state, *self.trainers.ranked(state.requests))
         if self.carrier is not None:
@@ -445,9 +444,7 @@ class AdaptiveEngine:
         samples of these steps count as used. The regions' own values stay as they are.
         """
         nobody, told = np.zeros(1, bool), Told()
-        state, steps = self._opened(self.warm(state, source), goal, told)
+        state, steps, _ = self._opened(self.warm(state, source), goal, told)
         state = self._each(state, told, lambda loop, own: loop.after(own, steps, nobody))
         state = self._counted(state, steps)
-        if state.step % self.period == 0:
-            state = self._landed(state, told, stoppable=False)
-        return state
+        return state if state.step % self.period else self._landed(state, told, stoppable=False)

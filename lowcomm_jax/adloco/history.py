@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from lowcomm_jax.adloco.step_plan import StepPlan
 from lowcomm_jax.history import Event, History
 
 
@@ -50,29 +48,6 @@ class Told:
         """
         several = len({event.trainer for event in self.events}) > 1
         return sorted(self.events, key=lambda e: (e.step, several and e.kind != "send", e.trainer))
-
-
-def row_of(
-    plan: StepPlan, regions: int, rate: Callable[[int], jax.Array], history: History, i: int
-) -> dict[str, Any]:
-    """What the row of a step has of one trainer.
-
-    `batch` (asked for), `samples` (of all regions), `microbatch`, `rate` (factor on the learning
-    rate) and `loss` (mean over regions).
-
-    Args:
-      plan: of the step.
-      rate: i -> the factor.
-      history: of the trainer's own steps.
-      i: the step, from 0 where this history begins.
-    """
-    return {
-        "batch": plan.batch,
-        "samples": plan.samples * regions,
-        "microbatch": plan.microbatch,
-        "rate": float(rate(i)),
-        "loss": float(np.mean(history["loss"][i], dtype=float)),
-    }
 
 
 @dataclasses.dataclass(frozen=True)

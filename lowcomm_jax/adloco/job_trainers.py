@@ -20,17 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.adloco.history import Told
-from lowcomm_jax.adloco.state import AdaptiveState, Noise, Trainer
+from lowcomm_jax.adloco.state import Noise, Trainer
 from lowcomm_jax.engine import Engine
 from lowcomm_jax.history import Event
-from lowcomm_jax.jobs.given_state import given
 from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.mesh.arrays import place
 from lowcomm_jax.mesh.regions import REGION
-from lowcomm_jax.methods.base import Method
 from lowcomm_jax.rounds.remote import RemoteExchange
-from lowcomm_jax.rounds.state_transfer import State
-from lowcomm_jax.state.leaves import trainer_prefix
 from lowcomm_jax.state.train_state import TrainState
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -78,13 +74,3 @@ def land(loop: SyncLoop, state: TrainState) -> tuple[TrainState, list[Event]]:
         state = loop.go_on(state, np.ones(1, bool))
     owed, loop.owed = loop.owed, []
     return state, owed
-
-
-@given.register(AdaptiveState)
-def _given_of_trainers(state: AdaptiveState, method: Method) -> State:
-    """Of several trainers: (step, arrays by name, document)."""
-    arrays: dict[str, np.ndarray] = {}
-    for number, trainer in state.trainers.items():
-        _, own, _ = given(trainer.state, method)
-        arrays |= {trainer_prefix(number) + name: x for name, x in own.items()}
-    return state.step, arrays, {"in_flight": [], "trainers": state.as_document()}

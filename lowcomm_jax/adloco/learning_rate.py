@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from lowcomm_jax.mesh.arrays import place_like
 from lowcomm_jax.state.train_state import TrainState, with_inner
 
 LrSchedule = Callable[[jax.Array], jax.Array]
@@ -76,8 +77,5 @@ def factor_after(schedule: LrSchedule, state: LrScaleState, steps: int) -> jax.A
 def set_lr_scale(state: TrainState, numbers: LrScaleState) -> TrainState:
     """Set the state of `scale_lr` in the inner optimizer's chain."""
     *others, scaling = state.inner.opt
-
-    def fill(old: jax.Array, value: jax.Array) -> jax.Array:
-        return jax.device_put(np.full(old.shape, value, old.dtype), old.sharding)
-
-    return with_inner(state, opt=(*others, jax.tree.map(fill, scaling, numbers)))
+    filled = jax.tree.map(lambda old, x: np.full(old.shape, x, old.dtype), scaling, numbers)
+    return with_inner(state, opt=(*others, place_like(filled, scaling)))

@@ -7,7 +7,6 @@ state (warm starts, keys), its counters and its place in its data stream.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -39,8 +38,7 @@ def merge(engine: Engine, state: AdaptiveState, *numbers: int) -> AdaptiveState:
         received=merged["received"],
         codec=jax.tree.map(_with_residual, kept.codec, merged["residuals"], is_leaf=_is_feedback),
     )
-    state = state.with_trainer(numbers[0], survivor.replace(state=own))
-    return functools.reduce(AdaptiveState.without, numbers[1:], state)
+    return state.with_trainer(numbers[0], survivor.replace(state=own)).without(*numbers[1:])
 
 
 def _averaged(state: TrainState) -> dict[str, PyTree]:

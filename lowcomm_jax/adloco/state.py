@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import jax
@@ -65,7 +65,7 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
 
     @classmethod
     def of_document(cls, document: Any) -> AdaptiveState:
-        """What `as_document` gives, read back, without training states.
+        """What `document` tells of trainers, read back, without training states.
 
         Raises:
           msgspec.ValidationError: it is damaged.
@@ -76,28 +76,20 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
     def replace(self, **changes: Any) -> AdaptiveState:
         return msgspec.structs.replace(self, **changes)
 
-    def with_parts(self, parts: Mapping[str, TrainState]) -> AdaptiveState:
-        """The same state with every trainer's training state, as in `parts`."""
-        trainers = self.trainers.items()
-        return self.replace(
-            trainers={i: trainer.replace(state=parts[trainer_prefix(i)]) for i, trainer in trainers}
-        )
+    def each(self, changed: Callable[[int, Trainer], Trainer]) -> AdaptiveState:
+        """The same state with every trainer changed, one after the other: number, trainer."""
+        return self.replace(trainers={i: changed(i, one) for i, one in self.trainers.items()})
 
     def with_trainer(self, number: int, trainer: Trainer) -> AdaptiveState:
         """The same state with one trainer replaced."""
         return self.replace(trainers={**self.trainers, number: trainer})
 
-    def without(self, number: int) -> AdaptiveState:
-        """The state without a trainer; its bytes count as those of the first that is left."""
-        left = {i: trainer for i, trainer in self.trainers.items() if i != number}
-        gone = self.trainers[number].state.counters
-        counted = self.replace(trainers=left)
-        return counted.with_more_bytes(gone.bytes_sent, gone.bytes_received)
-
-    def without_measurements(self) -> AdaptiveState:
-        """The state as if nothing had been measured in this round, or once it has decided."""
-        trainers = {i: t.replace(measured=None) for i, t in self.trainers.items()}
-        return self.replace(trainers=trainers)
+    def without(self, *numbers: int) -> AdaptiveState:
+        """The state without trainers; their bytes count as those of the first that is left."""
+        left = {i: trainer for i, trainer in self.trainers.items() if i not in numbers}
+        state, all_ = self.replace(trainers=left), self.counters
+        sent, received = state.counters.bytes_sent, state.counters.bytes_received
+        return state.with_more_bytes(all_.bytes_sent - sent, all_.bytes_received - received)
 
     def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> AdaptiveState:
         """The state after each region has sent and received so much more, int64 `[R]`."""
@@ -142,11 +134,11 @@ class AdaptiveState(msgspec.Struct, frozen=True, rename={"trainers": "live"}):
         """The training states by the prefix of their arrays' names."""
         return {trainer_prefix(i): trainer.state for i, trainer in self.trainers.items()}
 
-    def as_document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """What checkpoints and other regions are given beside the training states, as JSON."""
-        kept = {number: trainer.replace(state=None) for number, trainer in self.trainers.items()}
         fetched = operator.methodcaller("tolist")
-        return msgspec.to_builtins(self.replace(trainers=kept), str_keys=True, enc_hook=fetched)
+        given = self.each(lambda _, trainer: trainer.replace(state=None))
+        return {"trainers": msgspec.to_builtins(given, str_keys=True, enc_hook=fetched)}
 
     def whole(self) -> TrainState:
         """All trainers as one state to look at, weighted by their requests; it shares arrays.

@@ -1,7 +1,6 @@
 """Turns the batch a policy asks for into microbatches that fit into memory (AdLoCo's switch mode).
 
-In: a requested batch, samples a region and step. Out: a `StepPlan`, the microbatch and the samples
-of a step.
+In: a requested batch, samples a region and step. Out: the samples of a step, and its microbatch.
 
 Below the cap the microbatch grows in buckets, each of which compiles once. Requests between the cap
 and n caps are cut to the cap, since two or three accumulated microbatches would cost as much time
@@ -15,21 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
-
-
-class StepPlan(NamedTuple):
-    """An inner step of a region.
-
-    Attributes:
-      batch: samples that were asked for.
-      microbatch: samples in memory at once.
-      samples: of the step, a multiple of them; not as asked for, where a plan rounds or cuts.
-    """
-
-    batch: int
-    microbatch: int
-    samples: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +31,7 @@ class Switch:
     threshold: float = 2.0
 
     def buckets(self) -> tuple[int, ...]:
-        """Every microbatch that a plan may have, ascending."""
+        """Every microbatch that a step may have, ascending."""
         sizes = []
         size = self.start
         while size < self.cap:
@@ -55,14 +39,17 @@ class Switch:
             size *= 2
         return (*sizes, self.cap)
 
-    def plan(self, requested: int) -> StepPlan:
-        """Plan steps for a requested batch (samples a region and step)."""
+    def samples(self, requested: int) -> int:
+        """Samples of a region's step for a requested batch, which is rounded or cut."""
         if requested > self.threshold * self.cap:
-            return StepPlan(requested, self.cap, self.cap * math.ceil(requested / self.cap))
-        bucket = min(b for b in self.buckets() if b >= min(requested, self.cap))
-        return StepPlan(requested, bucket, bucket)
+            return self.cap * math.ceil(requested / self.cap)
+        return min(b for b in self.buckets() if b >= min(requested, self.cap))
+
+    def microbatch(self, requested: int) -> int:
+        """Samples in memory at once, of which the step's are a multiple."""
+        return min(self.samples(requested), self.cap)
 
     def measured(self, requested: int, count: int) -> int:
         """Samples of each of `count` microbatches that are measured: all are about one step's."""
-        most = self.plan(requested).samples / count
+        most = self.samples(requested) / count
         return max([m for m in self.buckets() if m <= most], default=self.start)

@@ -70,9 +70,7 @@ def describe(state: State, extra: dict, config: dict, metrics: dict, method: Met
       method: of the engine; None is described as null.
     """
     one = next(iter(state.parts.values()))
-    counters, more = one.counters, {}
-    if isinstance(state, AdaptiveState):
-        more["trainers"] = state.as_document()
+    counters, more = one.counters, state.document()
     if keys := key_kinds(all_leaves(state.parts)):
         more["keys"] = keys
     return {
@@ -137,8 +135,10 @@ def load(
     }
     if trainers is None:
         return states[""], document
-    state = trainers.with_parts(states)
-    return state if regions[0] == regions[1] else state.without_measurements(), document
+    if regions[0] != regions[1]:  # what others have measured says nothing of these
+        trainers = trainers.each(lambda _, trainer: trainer.replace(measured=None))
+    state = trainers.each(lambda i, one: one.replace(state=states[leaves.trainer_prefix(i)]))
+    return state, document
 
 
 def all_leaves(states: dict[str, TrainState]) -> leaves.Named:

@@ -8,7 +8,6 @@ after an arrival, with inner moments of its own.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,18 +43,21 @@ def shared_trees(method: Method, state: TrainState) -> dict[str, Any]:
     return trees | {f"inner/{field}": getattr(state.inner, field) for field in inner}
 
 
-@functools.singledispatch
-def given(state: TrainState, method: Method) -> State:
-    """What a region that comes back is given: (position, arrays by name, records of payloads).
+def given(state: Any, method: Method) -> State:
+    """What a region that comes back is given: (position, arrays by name, document).
 
-    Of other kinds of state than a `TrainState`: as their modules register. Only the first process
-    of a job gets the arrays.
+    The document has the records of payloads. Only the first process of a job gets the arrays.
+
+    Args:
+      state: a `TrainState`, or several trainers'.
     """
-    named: dict[str, Any] = named_leaves("counters", state.counters)
-    for prefix, tree in shared_trees(method, state).items():
-        named |= named_leaves(prefix, tree)
+    named: dict[str, Any] = {}
+    for prefix, part in state.parts.items():
+        for field, tree in {"counters": part.counters, **shared_trees(method, part)}.items():
+            named |= named_leaves(prefix + field, tree)
     arrays = fetch(named, here=leader().leads)
-    return position(method, state), arrays, {"in_flight": flight_records(state)}
+    flights = [record for part in state.parts.values() for record in flight_records(part)]
+    return position(method, state), arrays, {"in_flight": flights, **state.document()}
 
 
 def placed_like(

@@ -21,7 +21,7 @@ from lowcomm_jax.sync.sync_loop import SyncLoop
 _ROUNDS_AHEAD = 100
 
 
-def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) -> TrainState:
+def precompile(engine: Engine, state: TrainState) -> TrainState:
     """Send and land every fragment, with this region's own payloads as those of the others.
 
     It uses the arrays that a newcomer later replaces by those of another region
@@ -29,13 +29,12 @@ def precompile(engine: Engine, state: TrainState, loop: SyncLoop | None = None) 
 
     Args:
       state: is donated; use the returned one.
-      loop: whose programs are compiled; None = the engine's.
 
     Returns:
       The state. Its anchor, as here and as received, outer state and parameters have no meaning;
       codecs are as at step 0; the rest is unchanged.
     """
-    called = engine.sync_loop(state) if loop is None else loop
+    called = engine.sync_loop(state)
     assert called.separate  # others have nothing to send to
     programs = called.programs
     loopback = type(called)(programs, engine.weights, called.carrier.alone())

@@ -126,7 +126,7 @@ def _precompiled(engine: Engine | AdaptiveEngine, state: T) -> T:
     if isinstance(state, TrainState):
         return precompile(engine, state)
     [number, *_] = state.trainers
-    played = precompile(engine.plain, state.first.state, engine.sync_loop(state))
+    played = precompile(engine.engines[number], state.first.state)
     return state.with_trainer(number, state.first.replace(state=played))
 
 
@@ -255,7 +255,7 @@ def install_trainers(
     """Replace what regions have in common by another region's; see `install`.
 
     Args:
-      arrays, document: as `job_trainers.given` makes them.
+      arrays, document: as `JobCarrier.given` gives them.
 
     Raises:
       Rejected: the document is damaged.
@@ -268,8 +268,7 @@ def install_trainers(
             f"another region's state has the trainers {sorted(given.trainers)}, this one "
             f"{sorted(state.trainers)}: start all regions with the same method"
         )
-    for number in state.trainers.keys() - given.trainers.keys():
-        state = state.without(number)
+    state = state.without(*state.trainers.keys() - given.trainers.keys())
     for number, own, loop in engine.loops(state):
         trainer, prefix = given.trainers[number], trainer_prefix(number)
         theirs = {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}

@@ -261,6 +261,10 @@ class TrainState:
         """The training states by the prefix of their arrays' names in a checkpoint: this one."""
         return {"": self}
 
+    def document(self) -> dict[str, Any]:
+        """What checkpoints and other regions are told besides, as JSON. (Of several trainers.)"""
+        return {}
+
 
 def _is_traced(x: jax.Array) -> bool:
     return isinstance(x, jax.core.Tracer)

@@ -98,10 +98,10 @@ def test_trainers_share_a_region_and_its_link(fresh):
     state, history = fresh.run(state, stream, rounds=1)
     assert (state.counters.bytes_sent - spent).tolist() == [2 * (SIZE + 12)] * REGIONS
     asked = [trainer["batch"] for trainer in next(history.rows())["trainers"].values()]
-    plans = [fresh.switch.plan(batch) for batch in asked]
-    assert len(plans) == 2
+    assert len(asked) == 2
     work = sum(
-        PERIOD * plan.samples + 2 * 2 * fresh.switch.measured(plan.batch, 2) for plan in plans
+        PERIOD * fresh.switch.samples(batch) + 2 * 2 * fresh.switch.measured(batch, 2)
+        for batch in asked
     )  # two passes over two microbatches
     took = (fresh.clock.now_R - before)[0]
     assert took == pytest.approx(STEP_SECONDS / 2 * work + 2 * EXCHANGE, rel=1e-9)
@@ -132,7 +132,7 @@ def test_a_run_is_measured_in_rounds_steps_or_samples(fresh):
     state, _ = fresh.run(state, stream, rounds=1)  # the one that is under way
     assert state.step == 3
     used = state.samples
-    together = REGIONS * sum(fresh.switch.plan(b).samples for b in state.requests.values())
+    together = REGIONS * sum(fresh.switch.samples(b) for b in state.requests.values())
     state, history = fresh.run(state, stream, samples=together + 1)
     assert len(history) == 2 and state.samples == used + 2 * together  # whole steps
     # Of several the first that is reached.

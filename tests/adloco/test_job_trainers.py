@@ -22,6 +22,7 @@ from lowcomm_jax.jobs.job_carrier import Counted
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.rejoin import install_trainers
 from lowcomm_jax.rules.batching import Fixed, NormTest, pooled
+from lowcomm_jax.state.train_state import SyncCounters
 from lowcomm_jax.store.errors import Rejected
 from lowcomm_jax.sync.sync_loop import SyncLoop
 
@@ -33,10 +34,12 @@ def decided(looked, counted, measured=MEASURED):
     """The trainer after a round whose payloads brought these numbers, and what was decided."""
     one, told = AdaptiveEngine.__new__(AdaptiveEngine), Told()
     one.policy, one.switch, one.probe = POLICY, Switch(1), SimpleNamespace(count=2)
-    trained = SimpleNamespace(counters=SimpleNamespace(step=4))
+    one.carrier = SimpleNamespace()  # of a job; nothing is paused
+    counters = dataclasses.replace(SyncCounters.start(1, 1), step=np.int64(4))
+    trained = SimpleNamespace(counters=counters)
     trainer = Trainer(2, 0, POLICY.init(), measured=[(0.0, 0.0, 0.0, 0.0)], state=trained)
     told.hear(0, np.column_stack([measured, looked]), np.array(counted, bool))
-    state = one._decided(AdaptiveState({0: trainer}, 0), told)
+    state = one._landed(AdaptiveState({0: trainer}, 0), told, stoppable=False)
     assert state.first.measured is None and not told.noise
     return state.first, told.looks
 
@@ -279,10 +282,12 @@ def test_a_schedule_that_reads_what_lands_keeps_what_its_trainer_measured(tmp_pa
 def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     """The next landing hears of trainer 1 alone."""
     one, state = region
+    one.policy, one.probe = NormTest(start=1, cap=4, microbatches=2), SimpleNamespace(count=2)
     counters = dataclasses.replace(state.counters, behind=np.int64(1))
     for number, trainer in state.trainers.items():
-        paused = trainer.replace(state=trainer.state.replace(counters=counters.copy()))
-        state = state.with_trainer(number, paused)
+        paused = trainer.state.replace(counters=counters.copy())
+        trainer = trainer.replace(state=paused, policy=one.policy.init())
+        state = state.with_trainer(number, trainer)
     header = {"noise": np.ones((2, 4), np.float32)}
     outcome = Counted(0, PERIOD, 0, False, np.ones(2, bool), True, header)
 
@@ -304,7 +309,6 @@ def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
         ]
 
     monkeypatch.setattr(one, "loops", lambda state: loops)
-    monkeypatch.setattr(one, "_decided", lambda state, told: state)
     monkeypatch.setattr(one.carrier, "tell", lambda *given: None)
     loops, told = made(True), Told()
     with pytest.raises(OSError, match="gone"):
@@ -312,7 +316,9 @@ def test_what_a_landing_heard_that_raised_decides_nothing(region, monkeypatch):
     assert told.noise.keys() == {0}
     loops, told = made(False), Told()
     one._landed(state, told)
-    assert told.noise.keys() == {1} and told.noise[1].tolist() == [[1.0] * 3] * 2
+    [(_, number, look)] = told.looks
+    want = pooled(np.ones((2, 3)), 2, 1)
+    assert number == 1 and look.pop("request") == 4 and look == dataclasses.asdict(want)
 
 
 def test_rounds_that_a_region_only_lands_decide_on_its_next_batches(region, monkeypatch):
