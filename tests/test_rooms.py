@@ -102,6 +102,19 @@ def test_what_the_evidence_imports_of_the_product_is_there():
                 exec(compile(ast.Module([node], []), str(file), "exec"), {})  # or an ImportError
 
 
+OF_OTHER_LOOPS = {"channels", "servers", "local_servers", "gradient"}
+
+
+def test_the_loop_of_acts_names_nothing_of_a_loop_beside_it():
+    """No field of a method that such a loop alone reads, and no signal of theirs."""
+    core = ROOT / "lowcomm_jax"
+    for file in (core / "engine.py", *sorted((core / "sync").glob("*.py"))):
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        named = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        named |= {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+        assert named.isdisjoint(OF_OTHER_LOOPS), file.name
+
+
 METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
 WITHOUT_OVERRIDES = ("lowcomm_jax.schedule",)
 

@@ -31,6 +31,7 @@ from experiments.workdir import as_begun, workdir_problems
 from lowcomm_jax import make_mesh, methods, refusals
 from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig, open_corpus
+from lowcomm_jax.loops import family_of
 from lowcomm_jax.mesh.regions import default_mesh
 from lowcomm_jax.models import Trainable, TransformerConfig
 from lowcomm_jax.models.protocol import abstract_params, stacked_prefixes
@@ -362,7 +363,7 @@ def _unfit(setup: Setup, layout: Layout, unusable: set[str]) -> list[Problem]:
     if unusable.isdisjoint(_OF_THE_FIT):
         if setup.method.adapts:  # its trainers' engine has no network
             setup = dataclasses.replace(setup, network=None)
-        return fitted(setup, layout)[1]
+        return fitted(setup, layout, family_of(setup.method))[1]
     if at_least("fragments", setup.method.schedule.fragments, 1) is not None:
         return []
     return cut_of(setup, layout)[1]

@@ -1,35 +1,43 @@
 """The loop of methods with channels: who takes part, the bytes sent, and the end of a run.
 
-`channel_family` makes the programs of a method's channels (`ChannelPrograms`). `ChannelLoop` calls
-them for a block of steps and writes an event for every exchange. The main exchange, where there is
-one, is done behind them by a loop of acts.
+`ChannelLoop` calls the programs of a method's channels (`ChannelPrograms`) for a block of steps
+and writes an event for every exchange. The main exchange, where there is one, is done behind them
+by a loop of acts. What does not fit the inner optimizer stands at the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.channels.source import PARAMS, find_source
 from lowcomm_jax.compression import route
 from lowcomm_jax.exchange import MeshExchange
+from lowcomm_jax.exchange.entries import LARGEST, band_sizes
 from lowcomm_jax.history import Event
 from lowcomm_jax.loops.channel_exchange import (
     ChannelExchange,
     initial_flights,
     make_channel_program,
 )
+from lowcomm_jax.params.fragments import path_name
+from lowcomm_jax.params.layout import Layout
+from lowcomm_jax.refused import collect
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.channel_flights import ChannelFlights, left_by
 from lowcomm_jax.state.train_state import TrainState, flight_key, with_taken_over
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Making, start
+from lowcomm_jax.sync.part_checks import optimizer_problems
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, SyncLoop, with_step
@@ -37,6 +45,7 @@ from lowcomm_jax.train.inner_step import InnerStep
 
 PyTree = Any
 END = "end"  # the channel of a run's last exchange, where there is no anchor
+_EXPLODES = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,58 +67,66 @@ class ChannelPrograms:
     def channels(self) -> list[Channel]:
         return [exchange.channel for exchange in self.exchanges]
 
+    @staticmethod
+    def check_optimizer(setup: Setup, layout: Layout) -> tuple[list[str], bool]:
+        """Also whether it has the leaves that channels average, and steps well after that."""
+        lines, gives_loss = optimizer_problems(setup, layout)
+        like = layout.tree(shapes := layout.train_shapes())
+        found = lines or _moment_problems(setup, like, gives_loss)
+        state = jax.eval_shape(setup.optimizer.init, like)
+        for channel in setup.method.channels:
+            source = collect(
+                found, "", functools.partial(find_source, channel.source, state, shapes)
+            )
+            if source is not None and not channel.selection.whole:
+                drawn = {name: shapes[parameter].shape for name, parameter in source.leaves}
+                found += [f"channel {channel.name}: {line}" for line in _too_large(channel, drawn)]
+        return found, gives_loss
+
+    @classmethod
+    def make(
+        cls, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    ) -> ChannelPrograms:
+        """The programs of a method's channels."""
+        method, regions, shapes = setup.method, setup.placed, step.layout.train_shapes()
+        opt = jax.eval_shape(step.init, shapes)
+        exchanges = []
+        for channel in (*method.channels, Channel(END)):
+            source = find_source(channel.source, opt, shapes)
+            one = ChannelExchange(
+                channel,
+                source,
+                {name: shapes[parameter] for name, parameter in source.leaves},
+                {name: functions.exchange.specs[parameter] for name, parameter in source.leaves},
+                MeshExchange(regions),
+                functions,
+                setup.seed,
+            )
+            given: dict[str, Any] = {"specs": one.specs} if one.whole else {}
+            if (codec := channel.codec) is not None:  # in the form that sends the fewest bytes
+                two_shot = route(codec, [one.like], setup.regions).name == "two_shot"
+                given |= {"codec": codec, "parts": setup.regions if two_shot else None}
+            exchange = dataclasses.replace(one.exchange, **given)
+            exchanges.append(dataclasses.replace(one, exchange=exchange))
+        *exchanges, end = exchanges
+        inner, by_region = inner_out
+        program = jax.jit(
+            make_channel_program(step, regions, exchanges),
+            donate_argnums=0,
+            static_argnames="single",
+            out_shardings=((inner, by_region), by_region),
+            compiler_options=inner_options(regions),
+        )
+        lies = ((inner.params, inner.rounding), by_region)
+        averaged = jax.jit(end.average, donate_argnums=0, out_shardings=lies)
+        return cls(tuple(exchanges), program, averaged)
+
     def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
         flights = initial_flights(self.exchanges, making)
         return start(programs, params, making).replace(channels=flights)
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> ChannelLoop:
         return ChannelLoop(programs, weights)
-
-
-def channel_family(
-    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
-) -> ChannelPrograms:
-    """Make the programs of a method's channels (`round_programs.MakeFamily`)."""
-    method, regions, shapes = setup.method, setup.placed, step.layout.train_shapes()
-    opt = jax.eval_shape(step.init, shapes)
-    exchanges = []
-    for channel in (*method.channels, Channel(END)):
-        source = find_source(channel.source, opt, shapes)
-        one = ChannelExchange(
-            channel,
-            source,
-            {name: shapes[parameter] for name, parameter in source.leaves},
-            {name: functions.exchange.specs[parameter] for name, parameter in source.leaves},
-            MeshExchange(regions),
-            functions,
-            setup.seed,
-        )
-        if one.whole:
-            exchange = dataclasses.replace(one.exchange, specs=one.specs)
-            one = dataclasses.replace(one, exchange=exchange)
-        exchanges.append(_with_codec(one, setup.regions))
-    *exchanges, end = exchanges
-    inner, by_region = inner_out
-    program = jax.jit(
-        make_channel_program(step, regions, exchanges),
-        donate_argnums=0,
-        static_argnames="single",
-        out_shardings=((inner, by_region), by_region),
-        compiler_options=inner_options(regions),
-    )
-    lies = ((inner.params, inner.rounding), by_region)
-    averaged = jax.jit(end.average, donate_argnums=0, out_shardings=lies)
-    return ChannelPrograms(tuple(exchanges), program, averaged)
-
-
-def _with_codec(one: ChannelExchange, total: int) -> ChannelExchange:
-    """The channel with its codec in the form that sends the fewest bytes (two-shot or not)."""
-    codec = one.channel.codec
-    if codec is None:
-        return one
-    parts = total if route(codec, [one.like], total).name == "two_shot" else None
-    exchange = dataclasses.replace(one.exchange, codec=codec, parts=parts)
-    return dataclasses.replace(one, exchange=exchange)
 
 
 class ChannelLoop(Loop):
@@ -273,3 +290,83 @@ class ChannelLoop(Loop):
         sent = Event.of_send(step, 0, key, mask, traffic, values)
         landed = Event.of_landing(step, 0, key, everyone, 0, {})
         return with_taken_over(state, *taken).replace(counters=counters), [sent, landed]
+
+
+# -- what does not fit the inner optimizer ---------------------------------------------------------
+
+
+def _moment_problems(setup: Setup, like: PyTree, gives_loss: bool) -> list[str]:
+    """A first moment that is averaged without the second one, by which the optimizer divides it.
+
+    An entry's second moment is 0 in a region that has seen no gradient of it. Divided by that, the
+    first moment of other regions becomes a step of any size.
+    """
+    channels = setup.method.channels
+    seconds = [c for c in channels if c.source == "nu" and c.selection.whole]
+    alone = [
+        first
+        for first in channels
+        if first.source == "mu"
+        and not any(first.every % c.every == 0 and first.delay == c.delay for c in seconds)
+    ]
+    if not alone or not _divides(setup.optimizer, like, gives_loss):
+        return []
+    others = ", ".join(f"{c.name} every {c.every}" for c in seconds) or "none"
+    return [
+        f"channel {first.name}: averages first moments every {first.every} steps without the "
+        f"second ones (channels of those: {others}), and this optimizer divides by them: 0 where a "
+        "region has seen no gradient yet. Use ADOPT (optax.contrib.adopt; in a config "
+        "inner.optimizer=adopt), or average both at the same steps (des_loc: second=first)"
+        for first in alone
+    ]
+
+
+def _divides(inner, like: PyTree, gives_loss: bool) -> bool:
+    """Whether an update with first moments of 1 is that much larger with second ones of 0, not 1.
+
+    False, too, where the optimizer cannot be called with leaves of one entry.
+    """
+    zeros = jax.tree.map(lambda x: jnp.zeros((1,) * len(x.shape), x.dtype), like)
+    named = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(zeros)}
+    keywords = {"value": jnp.zeros(())} if gives_loss else {}
+
+    def update(second: float, count: int) -> jax.Array:
+        state = inner.init(zeros)
+        moments = {name: 1.0 for name, _ in find_source("mu", state, named).leaves}
+        moments |= {name: second for name, _ in find_source("nu", state, named).leaves}
+
+        def one(path, x):
+            if not x.ndim and jnp.issubdtype(x.dtype, jnp.integer):
+                return jnp.full_like(x, count)  # past a warm-up that begins with 0
+            return jnp.full_like(x, moments.get(path_name(path), 0.0)) if x.size else x
+
+        state = jax.tree_util.tree_map_with_path(one, state)
+        moved, _ = inner.update(zeros, state, zeros, **keywords)
+        return jnp.stack([jnp.max(jnp.abs(u)) for u in jax.tree.leaves(moved)]).max()
+
+    def explodes() -> jax.Array:
+        bounded = [update(0.0, n) <= _EXPLODES * update(1.0, n) for n in (1, 1000)]
+        return ~jnp.stack(bounded).all()
+
+    try:
+        return bool(jax.jit(explodes)())
+    except (TypeError, ValueError, LookupError):  # no such moments, which has a line of its own
+        return False
+
+
+def _too_large(channel: Channel, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Leaves, or what is chosen of all of them, that int32 indices do not reach."""
+    sizes = {name: band_sizes(shape) for name, shape in shapes.items()}
+    found = [
+        f"a row of {name!r} has {math.prod(shapes[name][1:])} entries, at most {LARGEST} can be "
+        "chosen from: cut the leaf, or select everything"
+        for name, each in sizes.items()
+        if not each
+    ]
+    count = sum(channel.selection.count(size) for each in sizes.values() for size in each)
+    if count > LARGEST:
+        found.append(
+            f"{count} entries would travel together, at most {LARGEST} can: give a smaller share, "
+            "or select everything"
+        )
+    return found

@@ -22,12 +22,14 @@ import optax
 
 from lowcomm_jax.exchange import Traffic, two_shot
 from lowcomm_jax.history import Event
+from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.params.sharding import optimizer_shardings
 from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import Inner, TrainState, flight_key
 from lowcomm_jax.sync.compiler_options import inner_options
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Making, Optimizers, anchor_axis, start
+from lowcomm_jax.sync.part_checks import optimizer_problems
 from lowcomm_jax.sync.round_functions import (
     AnchorState,
     Contributions,
@@ -141,6 +143,30 @@ class GradientPrograms:
 
     gradient_program: Callable
 
+    @staticmethod
+    def check_optimizer(setup: Setup, layout: Layout) -> tuple[list[str], bool]:
+        """An optimizer steps along the mean gradient, of which no region has the loss."""
+        no_loss = (
+            f"and regions of {setup.method.name} exchange gradients, no losses, so that each would "
+            "step along another: use an optimizer that needs no loss, or a method of rounds"
+        )
+        return optimizer_problems(setup, layout, no_loss)
+
+    @classmethod
+    def make(
+        cls, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    ) -> GradientPrograms:
+        """The program of gradient exchange."""
+        del inner_out
+        return cls(
+            jax.jit(
+                make_gradient_program(step, functions),
+                donate_argnums=0,
+                static_argnames="single",
+                compiler_options=inner_options(setup.placed),
+            )
+        )
+
     def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
         """Regions have no optimizer of their own: its state is that of the anchor."""
 
@@ -158,21 +184,6 @@ class GradientPrograms:
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> GradientLoop:
         return GradientLoop(programs, weights)
-
-
-def gradient_family(
-    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
-) -> GradientPrograms:
-    """Make the program of gradient exchange (`round_programs.MakeFamily`)."""
-    del inner_out
-    return GradientPrograms(
-        jax.jit(
-            make_gradient_program(step, functions),
-            donate_argnums=0,
-            static_argnames="single",
-            compiler_options=inner_options(setup.placed),
-        )
-    )
 
 
 class GradientLoop(Loop):

@@ -30,6 +30,7 @@ from lowcomm_jax.setup import Setup
 from lowcomm_jax.state.train_state import TrainState, with_inner
 from lowcomm_jax.sync.finish import AtTheEnd
 from lowcomm_jax.sync.initial_state import Making, start
+from lowcomm_jax.sync.part_checks import optimizer_problems
 from lowcomm_jax.sync.round_functions import RoundFunctions
 from lowcomm_jax.sync.round_programs import RoundPrograms
 from lowcomm_jax.sync.sync_loop import FAR, Loop, Ran, Steps, as_of, made_steps
@@ -47,11 +48,29 @@ class ServerPrograms:
       arrive, leave, reach, merge, start_anew: those of these names.
     """
 
+    check_optimizer = staticmethod(optimizer_problems)
     arrive: Callable
     leave: Callable
     reach: Callable
     merge: Callable
     start_anew: Callable
+
+    @classmethod
+    def make(
+        cls, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    ) -> ServerPrograms:
+        """The programs of a method's servers."""
+        del step, inner_out
+        method, codec, own = setup.method, functions.exchange.codec, server_programs
+        arrive = functools.partial(own.arrive, method.servers.outer, codec)
+        reach = functools.partial(own.reach, method.outer)
+        return cls(
+            arrive=jax.jit(arrive, donate_argnums=(0, 1, 2, 3)),
+            leave=jax.jit(functools.partial(own.leave, method.servers.codec), donate_argnums=0),
+            reach=jax.jit(reach, donate_argnums=(0, 1, 2)),
+            merge=jax.jit(functools.partial(own.merge, method.servers.blend), donate_argnums=0),
+            start_anew=jax.jit(own.start_anew, donate_argnums=(0, 1, 2)),
+        )
 
     def initial_state(self, programs: RoundPrograms, params: PyTree, making: Making) -> TrainState:
         """All servers start from the anchor."""
@@ -76,23 +95,6 @@ class ServerPrograms:
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> TwoLevelLoop:
         return TwoLevelLoop(programs, weights)
-
-
-def two_level_family(
-    setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
-) -> ServerPrograms:
-    """Make the programs of a method's servers (`round_programs.MakeFamily`)."""
-    del step, inner_out
-    method, codec, own = setup.method, functions.exchange.codec, server_programs
-    arrive = functools.partial(own.arrive, method.servers.outer, codec)
-    reach = functools.partial(own.reach, method.outer)
-    return ServerPrograms(
-        arrive=jax.jit(arrive, donate_argnums=(0, 1, 2, 3)),
-        leave=jax.jit(functools.partial(own.leave, method.servers.codec), donate_argnums=0),
-        reach=jax.jit(reach, donate_argnums=(0, 1, 2)),
-        merge=jax.jit(functools.partial(own.merge, method.servers.blend), donate_argnums=0),
-        start_anew=jax.jit(own.start_anew, donate_argnums=(0, 1, 2)),
-    )
 
 
 def _server_shardings(programs: RoundPrograms) -> dict[str, PyTree]:

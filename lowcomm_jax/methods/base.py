@@ -1,7 +1,8 @@
 """`Method`: what a factory of this room returns and what an engine takes.
 
-A method is a frozen dataclass that names one rule for each part of the loop. It computes nothing;
-what cannot work together is a row of `lowcomm_jax.refusals`.
+A method is a frozen dataclass that names one rule for each part of the loop, and `rule_calls` says
+how loops call them. It computes nothing; what cannot work together is a row of
+`lowcomm_jax.refusals`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import optax
 
@@ -30,6 +31,7 @@ from lowcomm_jax.schedule import Schedule
 Rule = optax.GradientTransformationExtraArgs | None
 Law = Literal["data_parallel", "diloco"]
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+TOLD = ("fragment", "round", "step")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +149,11 @@ class Method:
 
     def outer_of(self, fragment: int) -> Rule:
         """The outer rule of a fragment."""
-        return _rule_of(self.outer, fragment)
+        return rule_of(self.outer, fragment)
 
     def landing_of(self, fragment: int) -> Rule:
         """The landing rule of a fragment; None = replace."""
-        return _rule_of(self.landing, fragment)
+        return rule_of(self.landing, fragment)
 
     @property
     def lands_beside_anchor(self) -> bool:
@@ -203,6 +205,47 @@ class Method:
     def trainer_count(self) -> int:
         """Trainers of a region at the start."""
         return 1 if self.trainers is None else self.trainers.count
+
+
+class RuleCall(NamedTuple):
+    """How a loop calls a rule, or one per fragment: `update` of `first`, with the keywords `told`.
+
+    It is called on a fragment's leaves; without `by_fragment` on values selected from all of them.
+    """
+
+    name: str
+    rules: Any
+    first: str
+    told: tuple[str, ...] = ()
+    by_fragment: bool = True
+
+
+def rule_calls(method: Method) -> Iterator[RuleCall]:
+    """How the method's rules are called: outer, landing, those of its servers and channels."""
+    late = ("displacement", "staleness")
+    if method.signal == "gradient":
+        yield RuleCall("outer", method.outer, "gradient")
+    else:
+        yield RuleCall("outer", method.outer, "delta", _told_outer(method))
+        yield RuleCall("landing", method.landing, "progress", (*late, *TOLD))
+    if method.servers is not None:
+        yield RuleCall("servers.outer", method.servers.outer, "delta")
+    for channel in method.channels:
+        name, told = f"channel {channel.name}: landing", (*late, "round", "step")
+        yield RuleCall(name, channel.landing, "progress", told, by_fragment=False)
+
+
+def _told_outer(method: Method) -> tuple[str, ...]:
+    if method.servers is not None:
+        return ()
+    if method.topology is not None:
+        return (*TOLD, "group_anchor", *(["own"] if method.topology.reads_own else []))
+    return (*TOLD, "own", "own_late", "weight", "weight_late") if method.takes_own_parts else TOLD
+
+
+def fragment_codecs(method: Method) -> tuple[Codec | None, ...]:
+    """The codecs of a fragment's payloads: the method's, and that of its servers."""
+    return method.codec, None if method.servers is None else method.servers.codec
 
 
 def _make_named(owner: Any, field: str, make: Callable[[Any], Any], prefix: str) -> None:
@@ -258,7 +301,7 @@ def per_fragment(rules: Any) -> bool:
     return isinstance(rules, tuple) and not isinstance(rules, optax.GradientTransformation)
 
 
-def _rule_of(rules: Any, fragment: int) -> Rule:
+def rule_of(rules: Any, fragment: int) -> Rule:
     return rules[fragment] if per_fragment(rules) else rules
 
 

@@ -7,20 +7,16 @@ wrong. It compiles nothing and takes no arrays, so that commands ask it before t
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.channels import Channel
-from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import integrates, route
 from lowcomm_jax.compression.two_shot import per_tensor
 from lowcomm_jax.exchange import MeshExchange
-from lowcomm_jax.exchange.entries import LARGEST, band_sizes
 from lowcomm_jax.mesh.stages import STAGE, stage_axis
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.network import step_seconds, sync_seconds
@@ -33,7 +29,7 @@ from lowcomm_jax.refused import Problem, Refused
 from lowcomm_jax.rounds.job_traffic import JobTraffic
 from lowcomm_jax.schedule import NetworkTiming
 from lowcomm_jax.setup import Setup
-from lowcomm_jax.sync.part_checks import moment_problems, optimizer_problems, part_problems
+from lowcomm_jax.sync.part_checks import optimizer_problems, part_problems
 
 PyTree = Any
 T = TypeVar("T")
@@ -61,11 +57,12 @@ class Fit:
     gives_loss: bool
 
 
-def fitted(setup: Setup, layout: Layout) -> tuple[Fit | None, list[Problem]]:
+def fitted(setup: Setup, layout: Layout, family: Any) -> tuple[Fit | None, list[Problem]]:
     """The settings on parameters of this layout.
 
     Args:
       setup: settings in which the table (`refusals`) finds nothing wrong.
+      family: of the method (`round_programs.Family`); None = it has none.
 
     Returns:
       (None, everything that does not fit, each thing once) or (the fit, []).
@@ -76,19 +73,15 @@ def fitted(setup: Setup, layout: Layout) -> tuple[Fit | None, list[Problem]]:
     cut, misfits = cut_of(setup, layout)
     found += misfits
     trained = _made(found, "parameters", lambda: trained_rows(method.roles, shapes, setup.regions))
-    state = _made(found, "inner", lambda: optimizer_state(setup.optimizer, like))
-    if state is not None:
-        lines, gives_loss = optimizer_problems(setup.optimizer, like, method)
-        lines = lines or moment_problems(setup.optimizer, like, method, gives_loss)
-        lines += _channel_problems(method, state, shapes)
+    if _made(found, "inner", lambda: optimizer_state(setup.optimizer, like)) is not None:
+        check = optimizer_problems if family is None else family.check_optimizer
+        lines, gives_loss = check(setup, layout)
         found += [Problem("inner", line) for line in lines]
     specs = _specs(setup, shapes)
     lines = _averaged_problems(setup, layout) + _stage_problems(setup, specs)
-    if cut is None:
-        return None, found + _of_parameters(lines)
-    broken = part_problems(method, cut, setup.regions, setup.stacked)
+    broken = [] if cut is None else part_problems(method, cut, setup.regions, setup.stacked)
     found += _of_parameters(lines + broken)
-    if broken:  # what follows calls the parts
+    if cut is None or broken:  # what follows calls the parts
         return None, list(dict.fromkeys(found))
     found += _of_parameters(_increment_problems(method, cut.like(0)))
     exchange = _made(found, "method", lambda: _exchange(setup, cut, specs))
@@ -247,42 +240,3 @@ def _increment_problems(method: Method, like: PyTree) -> list[str]:
         f"codec {method.codec.name}: its payloads are increments, and nothing sums them up; "
         "use outer=optax.chain(lowcomm_jax.compression.integrate(), outer)"
     ]
-
-
-def _channel_problems(
-    method: Method, state: PyTree, shapes: dict[str, jax.ShapeDtypeStruct]
-) -> list[str]:
-    """Channels whose source the optimizer lacks, or whose leaves are too large for int32 indices.
-
-    Args:
-      state: of the inner optimizer in one region, as shapes.
-    """
-    found: list[str] = []
-    for channel in method.channels:
-        try:
-            source = find_source(channel.source, state, shapes)
-        except Refused as error:
-            found += error.lines
-            continue
-        if not channel.selection.whole:
-            drawn = {name: shapes[parameter].shape for name, parameter in source.leaves}
-            found += [f"channel {channel.name}: {line}" for line in _too_large(channel, drawn)]
-    return found
-
-
-def _too_large(channel: Channel, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Leaves, or what is chosen of all of them, that int32 indices do not reach."""
-    sizes = {name: band_sizes(shape) for name, shape in shapes.items()}
-    found = [
-        f"a row of {name!r} has {math.prod(shapes[name][1:])} entries, at most {LARGEST} can be "
-        "chosen from: cut the leaf, or select everything"
-        for name, each in sizes.items()
-        if not each
-    ]
-    count = sum(channel.selection.count(size) for each in sizes.values() for size in each)
-    if count > LARGEST:
-        found.append(
-            f"{count} entries would travel together, at most {LARGEST} can: give a smaller share, "
-            "or select everything"
-        )
-    return found

@@ -3,7 +3,7 @@
 `call_problems` checks signatures, before parameters are known. `part_problems` traces each part
 once, on shapes, and compares the results with the contracts of `Method`, `Merge` and `Codec`. It
 compiles nothing and uses no device. The package's own codecs and merge rules are not traced; tests
-check them. `moment_problems` alone runs something: an optimizer's update of leaves of one entry.
+check them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lowcomm_jax.channels import Channel
-from lowcomm_jax.channels.source import find_source
 from lowcomm_jax.compression import Codec, LeafCodec, PerTensor, UnitCodec
 from lowcomm_jax.compression.placement import Placement
 from lowcomm_jax.compression.two_shot import per_tensor
-from lowcomm_jax.methods.base import Method
+from lowcomm_jax.methods.base import (
+    TOLD,
+    Method,
+    RuleCall,
+    fragment_codecs,
+    per_fragment,
+    rule_calls,
+    rule_of,
+)
 from lowcomm_jax.optimizers import state_field
-from lowcomm_jax.params.fragments import Fragments, path_name
+from lowcomm_jax.params.fragments import Fragments
+from lowcomm_jax.params.layout import Layout
 from lowcomm_jax.rules.merge import Merge, initial_states, merge_leaves, tensors, weigh_leaves
+from lowcomm_jax.setup import Setup
 
 PyTree = Any
-_TOLD = ("fragment", "round", "step")
-_LANDING = ("displacement", "staleness", *_TOLD)
-_CHANNEL_LANDING = ("displacement", "staleness", "round", "step")
 
 
 def call_problems(method: Method, loss_fn: Callable) -> list[str]:
@@ -44,16 +49,8 @@ def call_problems(method: Method, loss_fn: Callable) -> list[str]:
     found = []
     if not _takes(loss_fn, 3):
         found.append(f"loss_fn{inspect.signature(loss_fn)}: write loss_fn(params, batch, rng)")
-    if method.signal == "gradient":
-        found += _rule_calls("outer", method.outer, "gradient", ())
-    else:
-        found += _rule_calls("outer", method.outer, "delta", _outer_keywords(method, None))
-        found += _rule_calls("landing", method.landing, "progress", _LANDING)
-    if method.servers is not None:
-        found += _rule_calls("servers.outer", method.servers.outer, "delta", ())
-    for channel in method.channels:
-        name = f"channel {channel.name}: landing"
-        found += _rule_calls(name, channel.landing, "progress", _CHANNEL_LANDING)
+    for call in rule_calls(method):
+        found += _signature_problems(call)
     hands_out, merge = method.hands_out, method.merge
     if hands_out is not None and not _takes(hands_out, 2):
         wrong = inspect.signature(hands_out) if callable(hands_out) else f"={hands_out!r}"
@@ -88,121 +85,39 @@ def part_problems(
         like = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in cut.like(p).items()}
         if method.signal == "progress" and method.has_anchor:
             found += _rule_problems(method, p, like, regions, stacked)
-        upper = None if method.servers is None else method.servers.codec
-        for codec in (method.codec, upper):
+        for codec in fragment_codecs(method):
             if not _of_package(codec):
                 found += _codec_problems(codec, like)
-    for channel in method.channels:
-        if channel.landing is not None:
-            values, number = {"values": jnp.zeros(2)}, jnp.int32(0)
-            told = {"displacement": values, "staleness": number, "round": number, "step": number}
-            name = f"channel {channel.name}: landing"
-            found += _transform_problems(name, channel.landing, values, told)
+    values = {"values": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    for call in rule_calls(method):
+        if not call.by_fragment:
+            found += _transform_problems(call, 0, values)
     return list(dict.fromkeys(found))  # fragments may share leaves
 
 
 def optimizer_problems(
-    inner: optax.GradientTransformationExtraArgs, like: PyTree, method: Method
+    setup: Setup, layout: Layout, no_loss: str | None = None
 ) -> tuple[list[str], bool]:
     """What the inner optimizer asks for at an update, and a step cannot give.
 
     Args:
-      inner: as it is called, behind the outer rule where regions exchange gradients.
-      like: shapes of the trained leaves, in the user's tree.
+      no_loss: why a step gives it no loss, and the fix; None = it does.
 
     Returns:
       (problems, one line with its fix each; whether its update takes `value`, the step's loss).
     """
-    exchanged, told = method.signal == "gradient", None
-    if not exchanged:
-        told = _missing(inner, like, {"value": jax.ShapeDtypeStruct((), jnp.float32)})
-        if told == []:
-            return [], True
-    missing = told or _missing(inner, like, {})
+    inner, like = setup.optimizer, layout.tree(layout.train_shapes())
+    loss = {} if no_loss else {"value": jax.ShapeDtypeStruct((), jnp.float32)}
+    missing = _missing(inner, like, loss)
+    if missing == []:
+        return [], not no_loss
+    missing = missing or _missing(inner, like, {})
     if not missing:
         return [], False
+    why = no_loss or "and a wrapper around it does not hand it on: leave that wrapper out"
     if missing != ["value"]:
         why = "and a step gives value, its loss, alone: use an optimizer without a line search"
-    elif exchanged:
-        why = (
-            f"and regions of {method.name} exchange gradients, no losses, so that each would step "
-            "along another: use an optimizer that needs no loss, or a method of rounds"
-        )
-    else:
-        why = "and a wrapper around it does not hand it on: leave that wrapper out"
     return [f"the inner optimizer's update needs {', '.join(missing)}, {why}"], False
-
-
-def moment_problems(
-    inner: optax.GradientTransformationExtraArgs, like: PyTree, method: Method, gives_loss: bool
-) -> list[str]:
-    """A first moment that is averaged without the second one, by which the optimizer divides it.
-
-    An entry's second moment is 0 in a region that has seen no gradient of it. Divided by that, the
-    first moment of other regions becomes a step of any size.
-
-    Args:
-      inner, like: as in `optimizer_problems`, which also says `gives_loss`.
-
-    Returns:
-      One line with its fix for each such channel.
-    """
-    seconds = [c for c in method.channels if c.source == "nu" and c.selection.whole]
-
-    def goes_along(first: Channel, second: Channel) -> bool:
-        return first.every % second.every == 0 and first.delay == second.delay
-
-    alone = [
-        first
-        for first in method.channels
-        if first.source == "mu" and not any(goes_along(first, second) for second in seconds)
-    ]
-    if not alone or not _divides(inner, like, gives_loss):
-        return []
-    others = ", ".join(f"{c.name} every {c.every}" for c in seconds) or "none"
-    return [
-        f"channel {first.name}: averages first moments every {first.every} steps without the "
-        f"second ones (channels of those: {others}), and this optimizer divides by them: 0 where a "
-        "region has seen no gradient yet. Use ADOPT (optax.contrib.adopt; in a config "
-        "inner.optimizer=adopt), or average both at the same steps (des_loc: second=first)"
-        for first in alone
-    ]
-
-
-_EXPLODES = 100.0
-
-
-def _divides(inner, like: PyTree, gives_loss: bool) -> bool:
-    """Whether an update with first moments of 1 is that much larger with second ones of 0, not 1.
-
-    False, too, where the optimizer cannot be called with leaves of one entry.
-    """
-    zeros = jax.tree.map(lambda x: jnp.zeros((1,) * len(x.shape), x.dtype), like)
-    named = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(zeros)}
-    keywords = {"value": jnp.zeros(())} if gives_loss else {}
-
-    def update(second: float, count: int) -> jax.Array:
-        state = inner.init(zeros)
-        moments = {name: 1.0 for name, _ in find_source("mu", state, named).leaves}
-        moments |= {name: second for name, _ in find_source("nu", state, named).leaves}
-
-        def one(path, x):
-            if not x.ndim and jnp.issubdtype(x.dtype, jnp.integer):
-                return jnp.full_like(x, count)  # past a warm-up that begins with 0
-            return jnp.full_like(x, moments.get(path_name(path), 0.0)) if x.size else x
-
-        state = jax.tree_util.tree_map_with_path(one, state)
-        moved, _ = inner.update(zeros, state, zeros, **keywords)
-        return jnp.stack([jnp.max(jnp.abs(u)) for u in jax.tree.leaves(moved)]).max()
-
-    def explodes() -> jax.Array:
-        bounded = [update(0.0, n) <= _EXPLODES * update(1.0, n) for n in (1, 1000)]
-        return ~jnp.stack(bounded).all()
-
-    try:
-        return bool(jax.jit(explodes)())
-    except (TypeError, ValueError, LookupError):  # no such moments, which `fit` refuses
-        return False
 
 
 def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Method) -> str | None:
@@ -215,7 +130,7 @@ def idle_period(inner: optax.GradientTransformation, like: PyTree, method: Metho
       One line with its fix; None where periods end with a move, or the method counts none. None,
       too, for an optimizer that cannot update leaves without entries.
     """
-    if method.signal == "gradient" or not method.has_anchor:
+    if method.signal != "progress" or not method.has_anchor:
         return None
     if not _gathered(jax.eval_shape(inner.init, like)):
         return None
@@ -270,72 +185,57 @@ def _missing(inner, like: PyTree, given: dict[str, Any]) -> list[str] | None:
 def _takes(fn: Any, positional: int, keywords: Sequence[str] = ()) -> bool:
     """Whether a function may be called so; True where its signature is not known."""
     try:
-        signature = inspect.signature(fn)
-    except ValueError:
-        return True
+        inspect.signature(fn).bind(*range(positional), **dict.fromkeys(keywords))
     except TypeError:
         return False
-    try:
-        signature.bind(*range(positional), **dict.fromkeys(keywords))
-    except TypeError:
-        return False
+    except ValueError:  # of `signature`: there is none
+        pass
     return True
 
 
-def _rule_calls(name: str, rules: Any, first: str, keywords: Sequence[str]) -> Iterator[str]:
-    one = isinstance(rules, optax.GradientTransformation) or not isinstance(rules, tuple)
-    for rule in (rules,) if one else rules:
+def _signature_problems(call: RuleCall) -> Iterator[str]:
+    for rule in call.rules if per_fragment(call.rules) else (call.rules,):
         if not isinstance(rule, optax.GradientTransformation):
             continue  # refused by the table, or None
-        if not _takes(rule.update, 3, keywords):
-            told = ", ".join(("*", *keywords, "")) if keywords else ""
-            write = f"update({first}, state, params=None, {told}**extra)"
-            told_more = _takes(rule.update, 3, _TOLD) and not keywords
-            yield f"{name}: update{inspect.signature(rule.update)}" + (
-                f" is not told {', '.join(_TOLD)} here: use a rule that needs none, {write}"
+        if not _takes(rule.update, 3, call.told):
+            told = ", ".join(("*", *call.told, "")) if call.told else ""
+            write = f"update({call.first}, state, params=None, {told}**extra)"
+            told_more = _takes(rule.update, 3, TOLD) and not call.told
+            yield f"{call.name}: update{inspect.signature(rule.update)}" + (
+                f" is not told {', '.join(TOLD)} here: use a rule that needs none, {write}"
                 if told_more
                 else f": write {write}; **extra takes what it does not use"
             )
 
 
-def _outer_keywords(method: Method, like: PyTree) -> dict[str, Any]:
-    """Keywords that this method's outer rule gets (`RoundFunctions.outer_step`), as shapes."""
-    if method.servers is not None:
-        return {}
-    told: dict[str, Any] = dict.fromkeys(_TOLD, jax.ShapeDtypeStruct((), jnp.int32))
-    if method.topology is not None:
-        own = {"own": like} if method.topology.reads_own else {}
-        return told | {"group_anchor": like} | own
-    if not method.takes_own_parts:
-        return told
-    share = jax.ShapeDtypeStruct((), jnp.float32)
-    return told | {"own": like, "own_late": like, "weight": share, "weight_late": share}
-
-
 def _rule_problems(
     method: Method, p: int, like: PyTree, regions: int, stacked: Sequence[str]
 ) -> list[str]:
-    """Problems of one fragment's rules: merge, outer, hands_out, landing, and local servers'."""
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    told, outer, landing = dict.fromkeys(_TOLD, number), method.outer_of(p), method.landing_of(p)
-    state = jax.eval_shape(outer.init, like)
+    """Problems of one fragment's rules: merge, outer, hands_out, then landing and the others."""
+    outer, *others = (call for call in rule_calls(method) if call.by_fragment)
+    state = jax.eval_shape(method.outer_of(p).init, like)
     found = [] if method.merge is None else _merge_problems(method, state, like, regions, stacked)
-    found += _transform_problems("outer", outer, like, _outer_keywords(method, like))
+    found += _transform_problems(outer, p, like)
     if method.hands_out is not None:
         given = jax.eval_shape(method.hands_out, like, state)
         found += _differences("hands_out: what it gives", given, like, "give trees of the anchor")
-    if landing is not None:
-        more = told | {"displacement": like, "staleness": number}
-        found += _transform_problems("landing", landing, like, more)
-    if method.servers is not None:
-        found += _transform_problems("servers.outer", method.servers.outer, like, {})
+    for call in others:
+        found += _transform_problems(call, p, like)
     return found
 
 
-def _transform_problems(name: str, rule: Any, like: PyTree, keywords: dict) -> list[str]:
+def _transform_problems(call: RuleCall, p: int, like: PyTree) -> list[str]:
+    """Problems of what fragment p's rule gives, called on leaves of these shapes."""
+    name, rule = call.name, rule_of(call.rules, p)
+    if rule is None:
+        return []
+    share, number = (jax.ShapeDtypeStruct((), dtype) for dtype in (jnp.float32, jnp.int32))
+    shapes = dict.fromkeys(("displacement", "group_anchor", "own", "own_late"), like)
+    shapes |= dict.fromkeys(("weight", "weight_late"), share)
+    told = {keyword: shapes.get(keyword, number) for keyword in call.told}
     state = jax.eval_shape(rule.init, like)
     try:
-        updates, new = jax.eval_shape(rule.update, like, state, like, **keywords)
+        updates, new = jax.eval_shape(rule.update, like, state, like, **told)
     except TypeError as error:
         if "positional argument" not in str(error):
             raise

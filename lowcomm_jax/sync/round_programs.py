@@ -51,26 +51,28 @@ log = logging.getLogger(__name__)
 class Family(Protocol):
     """What methods with a loop of their own bring: its compiled programs, and all that follows."""
 
+    @staticmethod
+    def check_optimizer(setup: Setup, layout: Layout) -> tuple[list[str], bool]:
+        """`part_checks.optimizer_problems` of these methods."""
+        ...
+
+    @classmethod
+    def make(
+        cls, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
+    ) -> Family:
+        """Make the programs of the core's parts, as `build` has made them.
+
+        Args:
+          inner_out: shardings of the inner state, and of metrics.
+        """
+        ...
+
     def initial_state(self, programs: RoundPrograms, params: PyTree, making: Any) -> TrainState:
         """`initial_state.initial_state` of these methods."""
         ...
 
     def loop(self, programs: RoundPrograms, weights: str | np.ndarray) -> Any:
         """A `sync_loop.Loop`, for all regions on one mesh."""
-
-
-class MakeFamily(Protocol):
-    """Makes a family's programs of the core's parts, as `build` has made them."""
-
-    def __call__(
-        self, setup: Setup, step: InnerStep, functions: RoundFunctions, inner_out: PyTree
-    ) -> Family:
-        """`inner_out`: shardings of the inner state, and of metrics.
-
-        Raises:
-          ValueError: lists what cannot work with these parameters and this optimizer.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +160,7 @@ def each(programs: Any, make: Callable[[Callable, str], Callable]) -> Any:
     return dataclasses.replace(programs, **changes)
 
 
-def build(
-    setup: Setup,
-    layout: Layout,
-    family: MakeFamily | None = None,
-) -> RoundPrograms:
+def build(setup: Setup, layout: Layout, family: type[Family] | None) -> RoundPrograms:
     """Make the programs for parameters of this layout; nothing is compiled yet.
 
     Args:
@@ -171,7 +169,7 @@ def build(
     Raises:
       Refused: everything that does not fit the parameters (`fit.fitted`).
     """
-    fit, problems = fitted(setup, layout)
+    fit, problems = fitted(setup, layout, family)
     refuse(TITLE, [problem.text for problem in problems])
     cut, exchange, method, specs = fit.cut, fit.exchange, fit.method, fit.specs
     regions, shapes = setup.placed, layout.train_shapes()
@@ -195,7 +193,7 @@ def build(
         groups=groups,
         fragments=cut,
         specs=specs,
-        family=None if family is None else family(setup, step, functions, out),
+        family=None if family is None else family.make(setup, step, functions, out),
         inner_program=jax.jit(
             make_inner_program(step, regions),
             donate_argnums=0,

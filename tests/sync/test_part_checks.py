@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import lowcomm_jax as lc
+from lowcomm_jax.channels import Channel
 from lowcomm_jax.compression import LeafCodec, PerTensor, UnitCodec, error_feedback, make
 from lowcomm_jax.compression.base import Wrapper
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
@@ -268,6 +269,66 @@ def test_a_state_of_a_merge_rule_that_grows_is_refused():
 def test_what_cannot_be_called_names_the_signature(parts, line):
     lines = refusal(**parts)
     assert len(lines) == 1 and line in lines[0], lines
+
+
+def needs_told(u, s, params=None, *, fragment, round, step):
+    return u, s
+
+
+def two_levels(server_rule, **changes):
+    halos = lc.methods.halos(4, (1.0, 1.0, 1.0), ((0, 1), (2,)))
+    servers = dataclasses.replace(halos.servers, outer=server_rule)
+    return vars(dataclasses.replace(halos, servers=servers, **changes))
+
+
+def of_a_channel(landing, **changes):
+    channel = Channel("x", every=3, delay=2, landing=landing)
+    return {"channels": (channel,), "schedule": Staggered(4), **changes}
+
+
+SHAPES = "b'] is float32[], not float32[2]", "w'] is float32[], not float32[3, 4]"
+
+
+@pytest.mark.parametrize(
+    ("parts", "starts"),
+    [
+        (
+            two_levels(rule(needs_told), outer=rule(needs_told), hands_out=lambda anchor: anchor),
+            [
+                "outer: update(u, s, params=None, *, fragment, round, step) is not told fragment, ",
+                "servers.outer: update(u, s, params=None, *, fragment, round, step) is not told ",
+                "hands_out(anchor): give a function",
+            ],
+        ),
+        (
+            two_levels(rule(summed), codec=PerTensor(Lies())),
+            [
+                *(f"servers.outer: the result at ['{shape}" for shape in SHAPES),
+                "codec lies: the new state is a tree",
+                *2 * ["codec lies: nbytes says"],
+            ],
+        ),
+        (
+            of_a_channel(rule(needs_told), hands_out=lambda anchor: anchor),
+            [
+                "channel x: landing: update(u, s, params=None, *, fragment, round, step): write "
+                "update(progress, state, params=None, *, displacement, staleness, round, step, **",
+                "hands_out(anchor): give a function",
+            ],
+        ),
+        (
+            of_a_channel(rule(summed), outer=rule(summed)),
+            [
+                *(f"outer: the result at ['{shape}" for shape in SHAPES),
+                "channel x: landing: the result at ['values'] is float32[], not float32[2]",
+            ],
+        ),
+    ],
+)
+def test_rules_of_servers_and_channels_are_told_among_the_others(parts, starts):
+    lines = refusal(**parts)
+    assert len(lines) == len(starts), lines
+    assert all(line.startswith(f"- {start}") for line, start in zip(lines, starts)), lines
 
 
 @pytest.mark.parametrize(
