@@ -224,15 +224,17 @@ class Store:
     def _answer(self, future: ts.Future, nbytes: int = 0):
         """The result of an operation that moves `nbytes` bytes."""
         until = time.monotonic() + self._timeout_s + nbytes / SLOWEST_BYTES_PER_S
-        try:
-            while True:
-                left = until - time.monotonic()
-                try:
-                    return future.result(timeout=max(0.0, min(left, _LOOK_S)))
-                except TimeoutError:
-                    if left <= _LOOK_S or self._closed.is_set():
-                        raise
-        except Exception as error:
+        while True:
+            left = until - time.monotonic()
+            try:
+                # Returns what is wrong with the store: a handler of signals may raise here, too.
+                error = future.exception(timeout=max(0.0, min(left, _LOOK_S)))
+            except TimeoutError as late:
+                if left > _LOOK_S and not self._closed.is_set():
+                    continue
+                error = late
+            if error is None:
+                return future.result()
             future.cancel()  # else it goes on beside the next try
             # Drivers report every kind of trouble as ValueError, told apart by its text only.
             reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__

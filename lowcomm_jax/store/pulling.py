@@ -121,6 +121,8 @@ class _Read(threading.Thread):
         self._port, self._name, self._within_s = port, name, within_s
         self._whole, self._part = whole, part
         self._socket: socket.socket | None = None
+        # Not by `Background`: it ends with the pull, and nothing wakes one that still connects, so
+        # a join of it would hold a job's exit. An interpreter may end while Python's sockets wait.
         self.start()
 
     def cancel(self) -> None:

@@ -1,12 +1,16 @@
 """A store that answers never, such as a hung mount: nothing may wait for it without end."""
 
+import os
+import signal
 import threading
 import time
 
 import pytest
+import tensorstore as ts
 from regions.party import TIMING, send, until
 
 from lowcomm_jax import exchange
+from lowcomm_jax.interrupt import InterruptedBeforeError, raised
 from lowcomm_jax.store import background
 from lowcomm_jax.store.kv import MetricsCounter, Store
 
@@ -17,7 +21,7 @@ class Never:
     def __init__(self):
         self.cancelled = False
 
-    def result(self, timeout=None):
+    def exception(self, timeout=None):
         if timeout is None:
             pytest.fail("waits without a limit")
         time.sleep(timeout)
@@ -57,6 +61,17 @@ def test_who_waits_for_a_store_that_is_closed_is_let_go(tmp_path):
     with pytest.raises(exchange.StoreUnavailable, match="no answer"):
         store.read("k")
     assert time.monotonic() - began < 60
+
+
+def test_what_a_signal_raises_is_no_trouble_of_the_store(tmp_path):
+    """Else whoever asks the store again after trouble would go on waiting."""
+    store = Store(f"file://{tmp_path}", "run", MetricsCounter(), timeout_s=60.0)
+    kept, never = ts.Promise.new()
+    store._kv = Hung(never)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(InterruptedBeforeError, match="SIGTERM"), raised():
+        store.read("k")
+    kept.set_result(None)
 
 
 @pytest.mark.parametrize("exchanging", [False, True])

@@ -1,5 +1,6 @@
 """A process a region at its own pace: to the end; killed and back; stopped and continued."""
 
+import json
 import signal
 
 import numpy as np
@@ -137,3 +138,23 @@ def test_killed_and_back_then_all_stopped_and_continued(kind, tiny, root):
 def test_who_comes_back_after_the_end_takes_the_result(kind, tiny, root):
     with Configured(root, *two(kind, tiny, root, steps=120)) as run:
         run.lose_until_the_end(1, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_learner_that_the_last_rounds_did_not_admit_ends_with_0(tiny, root):
+    """A quorum need not hold every learner: one is enough here, and region 1 is five times slower.
+
+    With DiLoCo, where all regions are waited for, a job ends with 1 (`test_sites`).
+    """
+    slow = {"step": 1, "kind": "straggle", "steps": 1000}
+    script = [{**slow, "region": r, "delay": delay} for r, delay in enumerate((0.1, 0.5))]
+    (root / "slow.yaml").write_text(json.dumps(script))
+    file, given = two("learners", tiny, root, steps=48)
+    given |= {"method.grace": 0.0, "eval.every": 0, "faults": root / "slow.yaml"}
+    with Configured(root, file, given) as run:
+        assert run.exits() == [0, 0], [run.shown(0), run.shown(1)]
+        logs, last = ends([job.workdir for job in run.jobs])
+    assert last[0]["anchor"] == last[1]["anchor"]
+    numbers, admitted = landed(logs[1])
+    assert [admitted[number] for number in numbers[-3:]] == [[True, False]] * 3

@@ -7,6 +7,7 @@ import time
 import pytest
 from launched import SAVED_S, STANDS_S, Configured, ends, fields_of, landings, nowhere
 
+from experiments.workdir import CHECKPOINTS, METRICS
 from lowcomm_jax.interrupt import EXIT_INTERRUPTED
 from lowcomm_jax.rounds.remote import RUNNING
 from lowcomm_jax.store.secret import Seal
@@ -125,13 +126,42 @@ def test_who_would_have_to_come_back_after_a_signal_ends(tiny, root):
         assert "is agreed on, but gone" in run.shown(1) and run.saved(1) == [PERIOD]
 
 
+def ends_at_once(run, region):
+    """Signal a region that has nothing to save yet."""
+    job, began = run.jobs[region], time.monotonic()
+    job.signal(signal.SIGTERM)
+    run.until(lambda: job.poll() is not None, SAVED_S)
+    print(f"ended {time.monotonic() - began:.1f} s after the signal")
+    assert job.poll() == EXIT_INTERRUPTED, run.shown(region)
+
+
 def test_a_signal_while_a_job_waits_for_the_others_to_come_ends_it(tiny, root):
     run = sites(tiny, root, {}, {})
     run.jobs = run.jobs[:1]
     with run:
         run.until(lambda: "waits for the others" in run.shown(0))
         time.sleep(STANDS_S)
-        began = time.monotonic()
-        run.jobs[0].signal(signal.SIGTERM)
-        assert run.exits() == [EXIT_INTERRUPTED]
-        assert time.monotonic() - began < SAVED_S
+        ends_at_once(run, 0)
+
+
+def test_a_signal_while_a_region_that_came_back_waits_for_a_state_ends_it(tiny, root):
+    """Whoever is to give one lives, and cannot be reached. What had been saved and logged stays."""
+    more = {"steps": 100_000, "method.period": 10_000, "checkpoint.every": PERIOD}
+    with sites(tiny, root, nowhere(), {}, **more) as run:
+        run.until(lambda: run.saved(1))
+        run.kill(1)
+        left = written(back := run.jobs[1])
+        run.start(1)
+        run.until(lambda: [*(back.workdir.parent / "meet").glob("*/state/*/*")])
+        time.sleep(STANDS_S)
+        ends_at_once(run, 1)
+        assert "came into the run" not in run.shown(1) and written(back) == left
+        assert run.jobs[0].poll() is None
+
+
+def written(job):
+    """What a region's job has saved and logged, by file."""
+    saved = [step for step in (job.workdir / CHECKPOINTS).iterdir() if step.name.isdigit()]
+    paths = [path for step in saved for path in step.rglob("*") if path.is_file()]
+    assert paths
+    return {path: path.read_bytes() for path in [job.workdir / METRICS, *paths]}
