@@ -75,7 +75,7 @@ def gasloc(
         None if is_whole(peers) and peers >= 1 else f"peers={peers!r}: use 1 or 2",
         None
         if steps and all(is_whole(h) and h >= 1 for h in steps)
-        else f"period={period!r}: give whole numbers of inner steps, one or one for each region",
+        else f"period={period!r}: give a whole number of inner steps, or one for each region",
     ]
     problems = [problem for problem in checks if problem is not None]
     if problems:

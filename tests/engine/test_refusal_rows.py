@@ -625,7 +625,7 @@ MET = [
     (
         m.gasloc(2.5, {}, None, True),
         {},
-        "period=2.5: give whole numbers",
+        "period=2.5: give a whole number of inner steps, or one for each region",
         "alpha={}: give a number",
         "gamma=None: give a number",
         "rate=True: give a number",
