@@ -26,7 +26,7 @@ from lowcomm_jax.exchange import GroupExchange, MeshExchange
 from lowcomm_jax.mesh.regions import AXES, slice_of
 from lowcomm_jax.methods.base import per_fragment
 from lowcomm_jax.params.fragments import Pattern
-from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, refuse
+from lowcomm_jax.refused import Problem, Row, collect, found_by, is_number, is_whole, refuse
 from lowcomm_jax.rules.batching import BatchPolicy
 from lowcomm_jax.rules.merge import Merge, Reads
 from lowcomm_jax.settings import FROM_1, misfits
@@ -105,6 +105,13 @@ def _idle_weights(s: Setup) -> str | None:
         return fix if s.weights != "equal" else None
     weights = np.asarray(s.weights, np.float64)
     return fix if np.unique(weights[two_levels | (weights > 0)]).size > 1 else None
+
+
+def _unfit_pattern(s: Setup) -> bool:
+    pattern = s.method.pattern
+    if isinstance(pattern, str):
+        return pattern not in get_args(Pattern)
+    return not (isinstance(pattern, Sequence) and all(isinstance(each, str) for each in pattern))
 
 
 def _codec(s: Setup) -> Codec | None:
@@ -221,14 +228,14 @@ def _unmet_by_roles(s: Setup) -> list[str]:
 
 
 def _unmet_by_gossip(s: Setup) -> list[str]:
-    m = s.method
+    m, delays = s.method, np.ravel(np.asarray(s.method.schedule.delay, object))
     needs = {
         "anchors='per_region'": m.anchors == "per_region",
         "base='anchor'": m.base == "anchor",
         "signal='progress'": m.signal == "progress",
         "a schedule that lands first": not m.schedule.land_after_send,
         "a schedule that reads no change rates": m.schedule.statistic == "none",
-        "one overlap for all regions": np.unique(m.schedule.delay).size == 1,
+        "one overlap for all regions": len(set(map(repr, delays))) == 1,
     }
     return [] if m.topology is None else _unmet(needs)
 
@@ -338,7 +345,7 @@ def _simulated_pace(s: Setup) -> bool:
 def _parting_trainers(s: Setup) -> bool:
     """Whether regions could not decide alike on batches and merges."""
     m, schedule = s.method, s.method.schedule
-    at_once = not np.any(np.asarray(schedule.delay)) and not schedule.land_after_send
+    at_once = not np.any(np.asarray(schedule.delay, object)) and not schedule.land_after_send
     plain = schedule.fragments == 1 and at_once and not schedule.header_floats()
     own = m.topology is not None or m.anchors != "shared" or m.base == "received"
     return m.adapts and (not plain or own or schedule.uneven)
@@ -492,8 +499,10 @@ OF_THE_METHOD = (
     ),
     Row(
         "method",
-        lambda s: isinstance(s.method.pattern, str) and s.method.pattern not in get_args(Pattern),
-        "pattern={m.pattern!r}: use " + ", ".join(get_args(Pattern)),
+        _unfit_pattern,
+        "pattern={m.pattern!r}: use "
+        + ", ".join(get_args(Pattern))
+        + ", or a regular expression for each fragment",
     ),
     # What travels.
     Row(
@@ -754,7 +763,7 @@ BETWEEN_JOBS = tuple(
             lambda s: (
                 s.method.schedule.by_rounds
                 and s.method.schedule.most != 1
-                and not np.ndim(s.method.schedule.delay)
+                and is_whole(s.method.schedule.delay)
                 and s.method.schedule.delay < 1
             ),
             "overlap={m.schedule.delay}: between jobs a round is written, committed and read "
@@ -793,7 +802,7 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "method exchange",
-            lambda s: np.ndim(s.method.schedule.delay),
+            lambda s: not s.method.schedule.one_delay,
             "overlap={m.schedule.delay}: between jobs all regions have the same; give one number",
         ),
     )

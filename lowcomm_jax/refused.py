@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -151,22 +151,27 @@ def in_range(
     *,
     open_low: bool = False,
     open_high: bool = False,
+    or_function: bool = False,
 ) -> str | None:
-    """What is wrong with a number outside an interval.
+    """What is wrong with a value that is no number of an interval.
 
-    Arrays, tracers, trees and callables pass, since only a Python or NumPy scalar has a value when
-    a rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
+    Arrays and tracers of one number pass, since only a Python or NumPy scalar has a value when a
+    rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
+
+    Args:
+      or_function: whether a function passes, too, as a schedule of learning rates.
     """
-    if isinstance(value, str):
-        return f"{name}={value!r}: give a number"
-    if not isinstance(value, Real):
-        return None
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
-    if above and below:
-        return None
     interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-    return f"{name}={value!r} is outside {interval}: choose a value inside it"
+    if isinstance(value, Real) and not isinstance(value, bool):
+        above = value > low if open_low else value >= low
+        below = value < high if open_high else value <= high
+        fix = f"is outside {interval}: choose a value inside it"
+        return None if above and below else f"{name}={value!r} {fix}"
+    array = getattr(value, "ndim", None) == 0 and value.dtype != bool
+    if array or (or_function and callable(value)):
+        return None
+    also = " or a function" if or_function else ""
+    return f"{name}={value!r}: give a number in {interval}{also}"
 
 
 def at_least(name: str, value: Any, least: int) -> str | None:
@@ -176,10 +181,27 @@ def at_least(name: str, value: Any, least: int) -> str | None:
     return f"{name}={value!r}: give a whole number of at least {least}"
 
 
-def rates(learning_rate: Any, momentum: Any) -> list[str | None]:
-    """What is wrong with an outer learning rate, and with a momentum in [0, 1)."""
+def each_of(name: str, values: Any, fits: Callable[[Any], bool], fix: str) -> str | None:
+    """What is wrong with values, one a region for example, of which `fits` should be true."""
+    if isinstance(values, tuple | list) and all(map(fits, values)):
+        return None
+    return f"{name}={values!r}: {fix}"
+
+
+def tuples(values: Any) -> Any:
+    """Sequences and arrays as tuples, and so what they hold; anything else stays as it is."""
+    holds = isinstance(values, Iterable) and not isinstance(values, str | Mapping | type)
+    return tuple(map(tuples, values)) if holds and getattr(values, "ndim", 1) else values
+
+
+def rates(learning_rate: Any, momentum: Any, schedule: bool = True) -> list[str | None]:
+    """What is wrong with an outer learning rate, and with a momentum in [0, 1).
+
+    Args:
+      schedule: whether the learning rate may be a function.
+    """
     return [
-        in_range("learning_rate", learning_rate, 0.0, float("inf")),
+        in_range("learning_rate", learning_rate, 0.0, float("inf"), or_function=schedule),
         in_range("momentum", momentum, 0.0, 1.0, open_high=True),
     ]
 

@@ -12,7 +12,7 @@ import difflib
 import functools
 import textwrap
 import typing
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -54,6 +54,11 @@ def _of_numbers(fix: str) -> Callable[[Any], str]:
     return of
 
 
+SWITCH = Takes(lambda x: isinstance(x, bool | np.bool_), "use True or False")
+PREFIXES = Takes(
+    lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
+    "give path prefixes of leaves, as ('blocks',)",
+)
 FROM_1 = Takes(lambda x: is_whole(x) and x >= 1, _of_numbers("give a whole number of at least 1"))
 
 

@@ -28,7 +28,7 @@ from lowcomm_jax.network import Network, parse
 from lowcomm_jax.params.layout import Roles
 from lowcomm_jax.params.sharding import SpecFn
 from lowcomm_jax.refused import Refused, is_number, is_whole
-from lowcomm_jax.settings import FROM_1, InConfig, Takes
+from lowcomm_jax.settings import FROM_1, PREFIXES, SWITCH, InConfig, Takes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +67,6 @@ REGIONS = _up_to(100_000)
 BLOCK = _up_to(1 << 16)  # more steps at once would gain nothing
 FROM_1_OR_NONE = Takes(lambda x: x is None or FROM_1.fits(x), FROM_1.fix)
 WHOLE = Takes(is_whole, "give a whole number")
-SWITCH = Takes(lambda x: isinstance(x, bool), "use True or False")
 SWITCH_OR_NONE = Takes(lambda x: x is None or isinstance(x, bool), "use True, False or None")
 FUNCTION_OR_NONE = Takes(lambda x: x is None or callable(x), "give a function, or None")
 
@@ -85,10 +84,6 @@ ROLES = Takes(
     _is_roles,
     "give a function of (name, leaf), or a tree of train, frozen, local and average with the "
     "structure of the parameters",
-)
-PREFIXES = Takes(
-    lambda x: isinstance(x, Sequence) and all(isinstance(each, str) for each in x),
-    "give path prefixes of leaves, as ('blocks',)",
 )
 ABOVE_1 = Takes(
     lambda x: x is None or (is_number(x) and x > 1), "must exceed 1; or None for no bound"

@@ -14,6 +14,7 @@ import optax
 from lowcomm_jax.channels.selection import Everything, Selection
 from lowcomm_jax.channels.source import PARAMS
 from lowcomm_jax.compression import Codec, make
+from lowcomm_jax.refused import is_whole
 
 _ALL = Everything()
 
@@ -82,7 +83,7 @@ class Channel:
         found = [
             f"{name}={value!r}: a whole number, at least {least}, is needed"
             for name, value, least in (("every", self.every, 1), ("delay", self.delay, 0))
-            if not isinstance(value, int) or value < least
+            if not is_whole(value) or value < least
         ]
         if not isinstance(self.selection, Selection):
             found.append(f"selection={self.selection!r}: give one of lowcomm_jax.channels")

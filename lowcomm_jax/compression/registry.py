@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lowcomm_jax.compression import codecs
@@ -18,6 +18,7 @@ from lowcomm_jax.compression.leaf import LeafCodec
 from lowcomm_jax.compression.rules import PRESETS, PerTensor
 from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.refused import imported, is_unknown, refuse
+from lowcomm_jax.settings import PREFIXES
 
 LeafOrUnit = UnitCodec | LeafCodec
 
@@ -127,7 +128,7 @@ def make(
     spec: str | Mapping[str, Any] | Codec | LeafOrUnit,
     *,
     rules: str | tuple[tuple[str, str | LeafOrUnit], ...] = "none",
-    stacked: tuple[str, ...] = (),
+    stacked: Sequence[str] = (),
     seed: int = 0,
     error_feedback: float | None = None,
     reduce: str = "auto",
@@ -166,9 +167,10 @@ def make(
     problems = [] if isinstance(spec, LeafOrUnit) else _unknown(spec, settings)
     if isinstance(rules, str) and rules not in PRESETS:
         problems.append(f"rules={rules!r} {is_unknown(rules, PRESETS, 'choose one of')}")
-    refuse("codec", problems)
+    refuse("codec", [*problems, PREFIXES.problem("stacked", stacked)])
+    prefixes = (stacked,) if isinstance(stacked, str) else tuple(stacked)
     own = isinstance(spec, LeafOrUnit)
-    made = spec if own else _made(spec, settings, stacked=tuple(stacked), seed=seed)
+    made = spec if own else _made(spec, settings, stacked=prefixes, seed=seed)
     if isinstance(made, Codec):
         given = {"rules": rules != "none", "reduce": reduce != "auto"}
         return _whole(made, spec, **given, error_feedback=error_feedback is not None)
@@ -176,7 +178,7 @@ def make(
     codec = PerTensor(
         default=made,
         rules=tuple((pattern, _inside(each)) for pattern, each in pairs),
-        stacked=tuple(stacked),
+        stacked=prefixes,
         seed=seed,
         reduce=reduce,
     )

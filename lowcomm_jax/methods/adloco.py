@@ -53,5 +53,5 @@ def adloco(
       period, codec: as in `diloco`.
     """
     policy = AugmentedTest(start=1, cap=64) if inner_batching is None else inner_batching
-    plain = diloco(period, outer or sgd(0.5), codec, policy)
+    plain = diloco(period, sgd(0.5) if outer is None else outer, codec, policy)
     return plain.named("adloco", trainers=Trainers(trainers, merge_every, threshold))

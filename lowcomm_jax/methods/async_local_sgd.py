@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import collect
+from lowcomm_jax.refused import collect, tuples
 from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import Arrivals
 
@@ -47,11 +47,14 @@ def async_local_sgd(
       dynamic: floor(v / max v H) inner steps between arrivals instead of H (DyLU).
       codec, inner_batching: as in `diloco`.
     """
-    window, problems = max(len(speeds), 1) if buffer is None else buffer, []
+    speeds = tuples(speeds)
+    regions = len(speeds) if isinstance(speeds, tuple) else 1
+    window = max(regions, 1) if buffer is None else buffer
+    problems: list[str] = []
     rule = collect(problems, "", lambda: delayed_nesterov(learning_rate, momentum, window, c))
     return Method(
         name="async_local_sgd",
-        schedule=Arrivals(period, tuple(speeds), dynamic),
+        schedule=Arrivals(period, speeds, dynamic),
         outer=rule,
         codec=codec,
         inner_batching=inner_batching,

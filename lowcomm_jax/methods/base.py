@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import optax
 
 from lowcomm_jax import compression
@@ -369,9 +370,11 @@ def wire_codec(
       line, that have no effect beside a given codec.
     """
     spec, found = paper if given is None else given, []
-    codec = collect(found, "codec: ", lambda: compression.make(spec, stacked=tuple(stacked)))
+    codec = collect(found, "codec: ", lambda: compression.make(spec, stacked=stacked))
+    if given is None and paper.get("error_feedback", 1.0) is None:
+        found.append("codec: decay=None: give a number in [0, 1]")
     defaults = inspect.signature(factory).parameters
-    unused = [f"{k}={v!r}" for k, v in settings.items() if v != defaults[k].default]
+    unused = [f"{k}={v!r}" for k, v in settings.items() if np.any(v != defaults[k].default)]
     if given is not None and unused:
         found.append(
             f"codec is given, so {', '.join(unused)} would have no effect: remove one or the other"

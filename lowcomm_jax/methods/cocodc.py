@@ -21,6 +21,7 @@ from lowcomm_jax.refused import collect, is_number
 from lowcomm_jax.rules.landing import taylor_delay_correction
 from lowcomm_jax.schedule import Adaptive
 from lowcomm_jax.schedule import syncs_per_period as slots
+from lowcomm_jax.settings import FROM_1
 
 
 def cocodc(
@@ -64,14 +65,17 @@ def cocodc(
     timing = (gamma, step_seconds, sync_seconds)
     problems = _syncs_problems(syncs_per_period, *timing, measured)
     problems += timing_problems(step_seconds, sync_seconds)
-    syncs = fragments if syncs_per_period is None else syncs_per_period
-    if gamma is not None and not measured and not problems:
+    counted = FROM_1.fits(period) and FROM_1.fits(fragments)  # else the schedule says so
+    syncs = syncs_per_period
+    if syncs is None:
+        syncs = fragments if FROM_1.fits(fragments) else 1
+    if gamma is not None and not measured and not problems and counted:
         # Without T_c and T_s the network settles N.
         syncs = None if step_seconds is None else slots(period, fragments, *timing)
     landing = None
     if isinstance(taylor, optax.GradientTransformation):
         landing = taylor
-    elif isinstance(taylor, int | float):
+    elif is_number(taylor):
         strength = float(taylor)
         landing = collect(
             problems, "taylor: ", lambda: taylor_delay_correction(strength, mode="fixed")

@@ -35,9 +35,11 @@ import optax
 
 from lowcomm_jax.methods.base import Method, published
 from lowcomm_jax.params.fragments import Pattern
+from lowcomm_jax.refused import tuples
 from lowcomm_jax.rules.merge import Merge
 from lowcomm_jax.rules.outer import nesterov
-from lowcomm_jax.schedule import Admission, Learners, Outage
+from lowcomm_jax.schedule import Admission, Learners
+from lowcomm_jax.settings import FROM_1
 
 
 @published(period=12, overlap=2)
@@ -80,17 +82,18 @@ def decoupled_diloco(
       pattern: how the parameters are cut: `sequential`, `strided`, `balanced`, `balanced_tensors`,
         or P regular expressions (`params.fragments.partition`).
     """
+    steps = period if FROM_1.fits(period) else 1  # else the schedule says so
     return Method(
         name="decoupled_diloco",
         schedule=Learners(
             period,
-            period if fragments is None else fragments,
+            steps if fragments is None else fragments,
             overlap,
             Admission(quorum, grace, weights),
-            () if speeds is None else tuple(speeds),
-            tuple(Outage(*outage) for outage in outages),
+            () if speeds is None else tuples(speeds),
+            tuples(outages),
         ),
-        outer=outer or nesterov(0.7, 0.9),
+        outer=nesterov(0.7, 0.9) if outer is None else outer,
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

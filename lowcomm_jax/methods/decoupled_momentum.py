@@ -66,6 +66,6 @@ def decoupled_momentum(
         wire = collect(problems, "", lambda: compression.decoupled_momentum(coded, decay))
     if variant not in ("mean", "as_coded"):
         problems.append(f"variant={variant!r}: use mean, as_coded")
-    plain = diloco(period, outer or sgd(0.7), wire, inner_batching)
+    plain = diloco(period, sgd(0.7) if outer is None else outer, wire, inner_batching)
     anchors = "per_region" if own else "shared"
     return plain.named("decoupled_momentum", problems, anchors=anchors)

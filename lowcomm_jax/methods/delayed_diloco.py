@@ -21,6 +21,7 @@ from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import nesterov
 from lowcomm_jax.schedule import Staggered
 from lowcomm_jax.schedule.base import FirstRound
+from lowcomm_jax.settings import FROM_1
 
 
 def delayed_diloco(
@@ -39,6 +40,7 @@ def delayed_diloco(
         which has nothing to land.
       period, codec, inner_batching: as in `diloco`.
     """
-    schedule = Staggered(period, delay=period, land_after_send=True, first_round=first_round)
-    plain = diloco(period, outer or nesterov(0.4, 0.9), codec, inner_batching)
+    late = period if FROM_1.fits(period) else 1  # else the schedule says so
+    schedule = Staggered(period, delay=late, land_after_send=True, first_round=first_round)
+    plain = diloco(period, nesterov(0.4, 0.9) if outer is None else outer, codec, inner_batching)
     return plain.named("delayed_diloco", schedule=schedule)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from lowcomm_jax.channels import Channel
 from lowcomm_jax.methods.base import Method
+from lowcomm_jax.refused import at_least
 from lowcomm_jax.schedule import Never
 
 
@@ -34,9 +35,14 @@ def des_loc(period: int, first: int | None = None, second: int | None = None) ->
       first: K_u, of the first moments; default 3 K_x.
       second: K_v, of the second moments; default 6 K_x.
     """
+    given = {"period": period, "first": first, "second": second}
+    lines = {k: at_least(k, v, 1) for k, v in given.items() if v is not None or k == "period"}
+    problems = tuple(line for line in lines.values() if line is not None)
+    if problems:
+        period, first, second = 1, 3, 6  # in their place, so that no line is told of the channels
     channels = (
         Channel("params", every=period),
         Channel("mu", source="mu", every=3 * period if first is None else first),
         Channel("nu", source="nu", every=6 * period if second is None else second),
     )
-    return Method("des_loc", Never(), None, channels=channels)
+    return Method("des_loc", Never(), None, channels=channels, problems=problems)

@@ -38,7 +38,7 @@ def diloco(
     return Method(
         name="diloco",
         schedule=Staggered(period),
-        outer=outer or nesterov(0.7, 0.9),
+        outer=nesterov(0.7, 0.9) if outer is None else outer,
         codec=codec,
         inner_batching=inner_batching,
     )

@@ -151,7 +151,7 @@ def dilocox(
     return Method(
         name="dilocox",
         schedule=schedule,
-        outer=outer or nesterov(0.7, 0.9),
+        outer=nesterov(0.7, 0.9) if outer is None else outer,
         codec=None if isinstance(codec, str | Mapping) else codec,
         inner_batching=inner_batching,
         problems=tuple(problems),

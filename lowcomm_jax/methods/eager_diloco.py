@@ -39,7 +39,7 @@ def eager_diloco(
       outer: Optax transform of the mixed pseudo-gradient; default Nesterov 0.4 / 0.9.
       period, codec, inner_batching: as in `diloco`.
     """
-    rule = outer or nesterov(0.4, 0.9)
+    rule = nesterov(0.4, 0.9) if outer is None else outer
     if isinstance(rule, optax.GradientTransformation):  # else the engine refuses it
         rule = eager(rule)
     late = delayed_diloco(period, rule, codec, inner_batching)

@@ -48,7 +48,7 @@ import optax
 from lowcomm_jax.methods.base import Method
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.optimizers import Kind
-from lowcomm_jax.refused import in_range
+from lowcomm_jax.refused import in_range, is_whole, tuples
 from lowcomm_jax.rules.merge import Merge, Merged, Reads
 from lowcomm_jax.schedule import Timed
 
@@ -114,7 +114,7 @@ def a_edit(
         )
     ticks = 1 if problems else int(seconds / step_seconds + 1e-9)
     plain = edit(1, clip, temperature, outlier, decay, warm_up, outer, codec, inner_batching)
-    return plain.named("a_edit", problems, schedule=Timed(ticks, tuple(speeds)))
+    return plain.named("a_edit", problems, schedule=Timed(ticks, tuples(speeds)))
 
 
 class Norms(NamedTuple):
@@ -145,7 +145,7 @@ class NormWeighted(Merge):
         positive = ("clip", "temperature", "outlier")
         checks = [in_range(k, getattr(self, k), 0.0, math.inf, open_low=True) for k in positive]
         checks.append(in_range("decay", self.decay, 0.0, 1.0, open_low=True, open_high=True))
-        if not (isinstance(self.warm_up, int) and self.warm_up >= 0):
+        if not (is_whole(self.warm_up) and self.warm_up >= 0):
             checks.append(f"warm_up={self.warm_up!r}: give a whole number of rounds, from 0")
         return [line for line in checks if line is not None]
 

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import optax
 
 from lowcomm_jax.methods.base import Method
-from lowcomm_jax.refused import in_range
+from lowcomm_jax.refused import in_range, is_whole, tuples
 from lowcomm_jax.rules.consensus import Consensus
 from lowcomm_jax.rules.precision import in_fp32, widen
 from lowcomm_jax.rules.topology import Gossip
@@ -65,15 +65,17 @@ def gasloc(
       codec: wire codec of the progress; None = dense fp32. Parameters travel in fp32.
       inner_batching: as in `diloco`.
     """
-    own_pace = not isinstance(period, int)
+    period = tuples(period)
+    own_pace = isinstance(period, tuple)
+    steps = period if own_pace else (period,)
     checks = [
         in_range("alpha", alpha, 0.0, float("inf")),
         in_range("gamma", gamma, 0.0, 1.0, open_high=True),
         in_range("rate", rate, 0.0, float("inf"), open_low=True),
-        None if isinstance(peers, int) and peers >= 1 else f"peers={peers!r}: use 1 or 2",
+        None if is_whole(peers) and peers >= 1 else f"peers={peers!r}: use 1 or 2",
         None
-        if not own_pace or (period and all(isinstance(h, int) and h >= 1 for h in period))
-        else f"period={period!r}: give whole numbers of inner steps, one for each region",
+        if steps and all(is_whole(h) and h >= 1 for h in steps)
+        else f"period={period!r}: give a whole number of inner steps, or one for each region",
     ]
     problems = [problem for problem in checks if problem is not None]
     if problems:
@@ -82,7 +84,7 @@ def gasloc(
     together = Consensus(gamma, alpha, peers + 1, names=("gamma", "alpha"))
     return Method(
         name="gasloc",
-        schedule=Timed(max(period), tuple(period)) if own_pace else Staggered(period),
+        schedule=Timed(max(period), period) if own_pace else Staggered(period),
         outer=gossip_momentum(alpha, gamma, rate),
         codec=codec,
         inner_batching=inner_batching,

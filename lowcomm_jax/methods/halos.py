@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowcomm_jax.methods.base import LocalServers, Method
-from lowcomm_jax.refused import collect
+from lowcomm_jax.refused import collect, tuples
 from lowcomm_jax.rules.outer import delayed_nesterov
 from lowcomm_jax.schedule import TwoLevels
 
@@ -75,7 +75,7 @@ def halos(
       global_codec: of what servers send to the global one: a codec, its name, or a mapping; None =
         dense fp32.
     """
-    one, problems = isinstance(travel, int), []
+    problems: list[str] = []
     local_rule = collect(problems, "", lambda: delayed_nesterov(learning_rate, momentum, buffer))
     global_rule = collect(
         problems,
@@ -86,11 +86,11 @@ def halos(
         name="halos",
         schedule=TwoLevels(
             period,
-            tuple(speeds),
+            tuples(speeds),
             dynamic,
-            tuple(tuple(group) for group in groups),
+            tuples(groups),
             every,
-            travel if one else tuple(travel),
+            tuples(travel),
         ),
         outer=global_rule,
         servers=LocalServers(local_rule, blend, global_codec),

@@ -32,5 +32,5 @@ def isoloco(
       outer: Optax transform of the isotropic mean; default Nesterov 1.8 / 0.8.
       period, codec, inner_batching: as in `diloco`.
     """
-    plain = diloco(period, outer or nesterov(1.8, 0.8), codec, inner_batching)
+    plain = diloco(period, nesterov(1.8, 0.8) if outer is None else outer, codec, inner_batching)
     return plain.named("isoloco", merge=Isotropic())

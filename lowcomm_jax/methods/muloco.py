@@ -33,6 +33,7 @@ import optax
 from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import nesterov
+from lowcomm_jax.settings import one_of
 
 
 @published(period=30)
@@ -55,7 +56,8 @@ def muloco(
       stacked: path prefixes of leaves with a leading layer axis, as the engine is given.
       period, inner_batching: as in `diloco`.
     """
-    paper = {"name": f"stat{bits}", "error_feedback": decay}
+    unknown = one_of(8, 4, 2).problem("bits", bits)
+    paper = {"name": "stat4" if unknown else f"stat{bits:d}", "error_feedback": decay}
     wire, problems = wire_codec(muloco, codec, paper, stacked, bits=bits, decay=decay)
-    plain = diloco(period, outer or nesterov(0.7, 0.6), wire, inner_batching)
-    return plain.named("muloco", problems)
+    plain = diloco(period, nesterov(0.7, 0.6) if outer is None else outer, wire, inner_batching)
+    return plain.named("muloco", problems if unknown is None else (unknown, *problems))

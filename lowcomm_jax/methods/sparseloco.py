@@ -28,6 +28,7 @@ import optax
 from lowcomm_jax.methods.base import Method, published, wire_codec
 from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.rules.outer import sgd
+from lowcomm_jax.settings import one_of
 
 
 @published(law="diloco", period=30)
@@ -58,15 +59,16 @@ def sparseloco(
       stacked: as in `muloco`.
       period, inner_batching: as in `diloco`.
     """
+    unknown = one_of(2, 4, 8, 32).problem("bits", bits)
     paper = {
         "name": "topk",
         "k": k,
         "block": block,
-        "values": "fp32" if bits == 32 else f"stat{bits}",
-        "mean": mean or "regions",
+        "values": "fp32" if unknown or bits == 32 else f"stat{bits:d}",
+        "mean": "regions" if mean is None else mean,
         "error_feedback": decay,
     }
     settings = {"k": k, "block": block, "bits": bits, "decay": decay, "mean": mean}
     wire, problems = wire_codec(sparseloco, codec, paper, stacked, **settings)
-    plain = diloco(period, outer or sgd(1.0), wire, inner_batching)
-    return plain.named("sparseloco", problems)
+    plain = diloco(period, sgd(1.0) if outer is None else outer, wire, inner_batching)
+    return plain.named("sparseloco", problems if unknown is None else (unknown, *problems))

@@ -48,6 +48,7 @@ from lowcomm_jax.methods.diloco import diloco
 from lowcomm_jax.refused import collect
 from lowcomm_jax.rules.landing import replay
 from lowcomm_jax.schedule import Never
+from lowcomm_jax.settings import one_of
 
 SELECTIONS = {"sampled": Sampled, "shuffled": Shuffled, "partitioned": Partitioned}
 LANDINGS = {"mean": None, "replay": replay()}
@@ -75,19 +76,17 @@ def sparta(
       landing: after a delay `mean` drops what a region has made of the selected entries meanwhile,
         `replay` adds it to the mean.
     """
-    problems = []
-    if selection not in SELECTIONS:
-        problems.append(f"selection={selection!r}: use {', '.join(SELECTIONS)}")
-    if landing not in LANDINGS:
-        problems.append(f"landing={landing!r}: use {', '.join(LANDINGS)}")
+    unknown_selection = one_of(*SELECTIONS).problem("selection", selection)
+    unknown_landing = one_of(*LANDINGS).problem("landing", landing)
+    problems = [line for line in (unknown_selection, unknown_landing) if line is not None]
     if period is None and outer is not None:
         problems.append("outer: without period there is no outer step; give both or neither")
     plain = functools.partial(
         Channel,
         "sparta",
-        selection=SELECTIONS.get(selection, Sampled)(p),
+        selection=(Sampled if unknown_selection else SELECTIONS[selection])(p),
         delay=delay,
-        landing=LANDINGS.get(landing),
+        landing=None if unknown_landing else LANDINGS[landing],
     )
     channels = (collect(problems, "codec: ", lambda: plain(codec=codec)) or plain(),)
     if period is None:

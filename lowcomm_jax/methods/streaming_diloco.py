@@ -64,8 +64,8 @@ def streaming_diloco(
     return Method(
         name="streaming_diloco",
         schedule=Staggered(period, fragments, overlap),
-        outer=outer or nesterov(0.4, 0.9),
-        landing=None if alpha == 0 else landing,
+        outer=nesterov(0.4, 0.9) if outer is None else outer,
+        landing=None if landing is None or alpha == 0 else landing,
         codec=codec,
         inner_batching=inner_batching,
         pattern=pattern,

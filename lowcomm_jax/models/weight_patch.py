@@ -50,7 +50,7 @@ import safetensors
 from safetensors.numpy import save
 
 Tensors = Mapping[str, np.ndarray]
-FORMAT = "weight_patch 1"
+FORMAT = "weight_patch"
 _KINDS = {"uint8": np.dtype("<u1"), "uint16": np.dtype("<u2")}
 _VALUES = np.dtype("<u2")
 

@@ -213,11 +213,11 @@ def planned(
             given = {**given, part: None}
         elif isinstance(codec, str | Mapping):
             spec = {"name": codec} if isinstance(codec, str) else codec
-            spec = {"stacked": tuple(stacked), **spec}
+            spec = {"stacked": stacked, **spec}
             own = ":" in str(spec.get("name"))  # one's own is taken as it is, as in training
             given = {**given, part: registry.make(spec) if own else spec}
     if "stacked" in takes:
-        given = {"stacked": tuple(stacked), **given}
+        given = {"stacked": stacked, **given}
     made = factory(**given)
     return PlanMethod(name, made, paper.law, inner=paper.inner, preset=name, settings=keywords)
 

@@ -82,8 +82,7 @@ def blend(alpha: float) -> optax.GradientTransformationExtraArgs:
     >>> anchor + moved                                          # 0.25 * 1 + 0.75 * 5
     Array([4., 4.], dtype=float32)
     """
-    missing = "alpha=None: give the weight of the local value, in [0, 1]"
-    refuse("blend", [missing if alpha is None else in_range("alpha", alpha, 0.0, 1.0)])
+    refuse("blend", [in_range("alpha", alpha, 0.0, 1.0)])
 
     def init(params):
         del params

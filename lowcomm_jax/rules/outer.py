@@ -78,7 +78,8 @@ def sgd(learning_rate: optax.ScalarOrSchedule) -> Transform:
     >>> rule.update(jnp.ones(2), rule.init(jnp.zeros(2)))[0]
     Array([-0.25, -0.25], dtype=float32)
     """
-    refuse("sgd", [in_range("learning_rate", learning_rate, 0.0, float("inf"))])
+    rate = in_range("learning_rate", learning_rate, 0.0, float("inf"), or_function=True)
+    refuse("sgd", [rate])
     return in_fp32(optax.sgd(learning_rate))
 
 
@@ -175,7 +176,7 @@ def momentum_average(learning_rate: float = 0.7, momentum: float = 0.9) -> Trans
     >>> update                                                  # -0.5 * (1 + 0.8 * 0.2)
     Array([-0.58, -0.58], dtype=float32)
     """
-    refuse("momentum_average", rates(learning_rate, momentum))
+    refuse("momentum_average", rates(learning_rate, momentum, schedule=False))
 
     def init(params):
         return MomentumAverageState(jax.tree.map(jnp.zeros_like, params))
@@ -254,7 +255,7 @@ def restarting(learning_rate: float = 0.9, momentum: float = 0.7, every: int = 3
     refuse(
         "restarting",
         [
-            *rates(learning_rate, momentum),
+            *rates(learning_rate, momentum, schedule=False),
             at_least("every", every, 1),
         ],
     )

@@ -166,12 +166,16 @@ def _check(strength, mode, learning_rate, scope, weight_decay, batch_axes) -> No
     refuse(
         "taylor_delay_correction",
         [
-            in_range("strength", strength, 0.0, float("inf"), open_high=True),
+            _in_tree("strength", strength, open_high=True, or_function=True),
             one_of("off", "fixed", "gradient_units", "norm").problem("mode", mode),
             one_of("tensor", "fragment").problem("scope", scope),
-            in_range("learning_rate", learning_rate, 0.0, float("inf"), open_low=True),
-            in_range("weight_decay", weight_decay, 0.0, float("inf")),
-            in_range("batch_axes", batch_axes, 0, float("inf")),
+            None
+            if lacks_rate
+            else in_range(
+                "learning_rate", learning_rate, 0.0, float("inf"), open_low=True, or_function=True
+            ),
+            None if weight_decay is None else _in_tree("weight_decay", weight_decay),
+            in_range("batch_axes", batch_axes, 0, float("inf"), or_function=True),
             "mode='gradient_units' needs the inner optimizer's learning_rate: pass it"
             if lacks_rate and mode == "gradient_units"
             else None,
@@ -180,6 +184,14 @@ def _check(strength, mode, learning_rate, scope, weight_decay, batch_axes) -> No
             else None,
         ],
     )
+
+
+def _in_tree(name: str, tree: PyTree, **limits: bool) -> str | None:
+    """What is wrong with the first number of a tree that is negative, or none; arrays pass."""
+    leaves = [tree] if tree is None else jax.tree.leaves(tree)
+    numbers = (leaf for leaf in leaves if not getattr(leaf, "ndim", 0))
+    found = (in_range(name, number, 0.0, float("inf"), **limits) for number in numbers)
+    return next(filter(None, found), None)
 
 
 def _without_decay(progress, displacement, anchor, decayed) -> tuple[PyTree, PyTree]:

@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from lowcomm_jax.refused import is_whole
+
 __all__ = ["NAMES", "Gossip", "Groups", "member_table"]
 
 Groups = list[tuple[int, ...]]
@@ -60,13 +62,12 @@ class Gossip:
         if not _whole(regions, 2):
             problems.append(f"regions={regions}: gossip needs at least 2")
         elif not _whole(self.group_size, 2, regions):
-            problems.append(
-                f"group_size={self.group_size}: groups of 2 to {regions} fit into {regions} regions"
-            )
+            fix = f"groups of 2 to {regions} fit into {regions} regions"
+            problems.append(f"group_size={self.group_size!r}: {fix}")
         elif self.consensus is not None:
             problems += self.consensus.violations(regions)
         if not _whole(self.seed, 0):
-            problems.append(f"seed={self.seed}: use a whole number from 0")
+            problems.append(f"seed={self.seed!r}: use a whole number from 0")
         return problems
 
     def count(self, regions: int) -> int:
@@ -112,7 +113,7 @@ def member_table(partition: Groups, group_size: int) -> np.ndarray:
 
 
 def _whole(value: object, low: int, high: float = np.inf) -> bool:
-    return isinstance(value, int | np.integer) and low <= int(value) <= high
+    return is_whole(value) and low <= value <= high
 
 
 def _stream(seed: int, number: int, purpose: int) -> np.random.PCG64:

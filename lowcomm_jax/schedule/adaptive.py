@@ -29,6 +29,7 @@ import numpy as np
 from lowcomm_jax.refused import is_whole
 from lowcomm_jax.schedule.base import Remembering, Send, common_violations
 from lowcomm_jax.schedule.timing import syncs_per_period
+from lowcomm_jax.settings import SWITCH
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 
@@ -116,6 +117,7 @@ class Adaptive(Remembering):
                 f"syncs_per_period={self.syncs}: must lie between fragments={self.fragments} (or a "
                 f"fragment could starve) and period={self.period} (at most one a step)"
             )
+        problems += filter(None, [SWITCH.problem("measured", self.measured)])
         if self.statistic not in ("rate", "drift"):
             problems.append(f"score={self.statistic!r}: use rate or drift")
         return problems

@@ -23,7 +23,7 @@ from lowcomm_jax.schedule.base import (
     Stage,
     View,
     Wait,
-    common_violations,
+    paced_violations,
 )
 from lowcomm_jax.state.train_state import SyncCounters
 
@@ -85,4 +85,4 @@ class Arrivals(Paced):
         return (Send((0,)),) if arrives else ()
 
     def violations(self, regions: int) -> list[str]:
-        return common_violations(self, regions, "delay") + self.pace.violations(regions)
+        return paced_violations(self, regions)

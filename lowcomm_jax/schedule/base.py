@@ -29,6 +29,7 @@ import numpy as np
 from lowcomm_jax.refused import at_least, is_number, is_whole
 from lowcomm_jax.schedule.pace import Outage, Pace
 from lowcomm_jax.schedule.timing import NetworkTiming, syncs_per_period
+from lowcomm_jax.settings import SWITCH
 from lowcomm_jax.state.train_state import Decided, InFlight, SyncCounters, flight_key
 
 FirstRound = Literal["empty", "blocking"]
@@ -298,6 +299,11 @@ class Schedule(abc.ABC):
         return self.speeds is not None
 
     @property
+    def one_delay(self) -> bool:
+        """Whether `delay` is one value, of whatever type, and not one a region."""
+        return not getattr(self.delay, "ndim", isinstance(self.delay, tuple | list))
+
+    @property
     def by_token_rate(self) -> bool:
         """Whether regions are weighted by what they made since the fragment landed."""
         return self.admission is not None and self.admission.weights == "token_rate"
@@ -556,6 +562,14 @@ def common_violations(schedule: Schedule, regions: int, overlap_name: str) -> li
             f"it is due again; use at most {period - 1}{also}"
         )
     return problems
+
+
+def paced_violations(schedule: Schedule, regions: int) -> list[str]:
+    """Checks that schedules share whose regions have speeds, and may have a switch `dynamic`."""
+    switch = SWITCH.problem("dynamic", getattr(schedule, "dynamic", False))
+    problems = common_violations(schedule, regions, "delay")
+    problems += Pace(schedule.speeds, schedule.outages).violations(regions)
+    return problems if switch is None else [*problems, switch]
 
 
 def overlap_violations(schedule: Schedule) -> list[str]:

@@ -39,7 +39,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -165,10 +165,10 @@ class Learners(Paced):
         return () if view.away else tuple(Send((p,)) for p in can)
 
     def violations(self, regions: int) -> list[str]:
-        pace = Pace(self.speeds or (1.0,) * regions, self.outages)
+        pace = Pace(self._speeds(regions), self.outages)
         problems = common_violations(self, regions, "overlap")
         problems += self.admission.violations(regions) + pace.violations(regions)
-        if np.ndim(self.delay):
+        if not self.one_delay:
             problems.append(f"overlap={self.delay}: one number for all learners is needed")
         travel = max(self.travel or (), default=0)
         if is_whole(self.delay) and 0 <= self.delay < travel:
@@ -177,6 +177,10 @@ class Learners(Paced):
                 f"{travel} inner steps on this network; use overlap >= {travel}"
             )
         return problems
+
+    def _speeds(self, regions: int) -> Any:
+        equal = isinstance(self.speeds, tuple) and not self.speeds
+        return (1.0,) * regions if equal else self.speeds
 
 
 class _ScriptedRounds:

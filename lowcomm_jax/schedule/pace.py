@@ -11,9 +11,11 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from lowcomm_jax.refused import each_of, is_number, is_whole
 
 
 class Outage(NamedTuple):
@@ -91,15 +93,18 @@ class Pace:
     def violations(self, regions: int) -> list[str]:
         """Settings that cannot work, one line with its fix each."""
         problems = []
-        if len(self.speeds) != regions:
+        if isinstance(self.speeds, tuple | list) and len(self.speeds) != regions:
             problems.append(
                 f"speeds: {len(self.speeds)} values for {regions} regions; give {regions}"
             )
-        if self.speeds and not min(self.speeds) > 0:
-            problems.append(f"speeds={self.speeds}: every region needs a positive speed")
+        fix = f"every region needs a positive speed; give {regions}"
+        problems += filter(None, [each_of("speeds", self.speeds, _is_positive, fix)])
         return problems + self._outage_violations(regions)
 
     def _outage_violations(self, regions: int) -> list[str]:
+        fix = "give (region, first tick, last tick) for each time that a region is down"
+        if line := each_of("outages", self.outages, _is_outage, fix):
+            return [line]
         problems = []
         for region, first, last in self.outages:
             if not 0 <= region < regions:
@@ -110,9 +115,17 @@ class Pace:
             return problems
         return [
             f"outages: nobody is up at tick {step}, so no state is left to copy"
-            for step in sorted({outage.first for outage in self.outages})
+            for step in sorted({first for _, first, _ in self.outages})
             if not self.up(step, regions).any()
         ]
+
+
+def _is_positive(speed: Any) -> bool:
+    return is_number(speed) and speed > 0
+
+
+def _is_outage(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 3 and all(map(is_whole, value))
 
 
 @functools.lru_cache(maxsize=16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from lowcomm_jax.schedule.base import Schedule, Send, common_violations
+from lowcomm_jax.schedule.base import Schedule, Send, paced_violations
 from lowcomm_jax.state.train_state import SyncCounters
 
 
@@ -35,4 +35,4 @@ class Timed(Schedule):
         return () if step % self.period else (Send((0,), self.able(step, 0, counters)),)
 
     def violations(self, regions: int) -> list[str]:
-        return common_violations(self, regions, "delay") + self.pace.violations(regions)
+        return paced_violations(self, regions)

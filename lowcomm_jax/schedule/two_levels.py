@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from lowcomm_jax.schedule.base import Schedule, Send, common_violations
+from lowcomm_jax.refused import at_least, each_of, is_whole
+from lowcomm_jax.schedule.base import Schedule, Send, paced_violations
 from lowcomm_jax.state.train_state import Decided, SyncCounters
 
 Groups = tuple[tuple[int, ...], ...]
@@ -78,20 +79,21 @@ class TwoLevels(Schedule):
         return int(np.broadcast_to(self.travel, len(self.groups))[group])
 
     def violations(self, regions: int) -> list[str]:
-        problems = common_violations(self, regions, "delay") + self.pace.violations(regions)
-        members = sorted(r for group in self.groups for r in group)
-        if members != list(range(regions)) or not all(map(len, self.groups)):
-            problems.append(
-                f"groups={self.groups}: name each of the {regions} regions (from 0) in one group, "
-                "none empty"
-            )
-        if self.every < 1:
-            problems.append(f"every={self.every}: a server sends after at least 1 arrival; give 1+")
-        if np.ndim(self.travel) and len(self.travel) != len(self.groups):
-            problems.append(
-                f"travel: {len(self.travel)} values for {len(self.groups)} groups; give 1 or "
-                f"{len(self.groups)}"
-            )
-        if np.min(self.travel) < 0:
-            problems.append(f"travel={self.travel}: ticks, not negative; use 0 or more")
+        problems = paced_violations(self, regions)
+        fix = f"name each of the {regions} regions (from 0) in one group, none empty"
+        unfit = each_of("groups", self.groups, _is_group, fix)
+        if unfit is None and sorted(r for group in self.groups for r in group) != [*range(regions)]:
+            unfit = f"groups={self.groups}: {fix}"
+        problems += filter(None, [unfit, at_least("every", self.every, 1)])
+        one = not isinstance(self.travel, tuple | list)
+        given = [self.travel] if one else self.travel
+        count = len(self.groups) if isinstance(self.groups, tuple | list) else len(given)
+        if not one and len(given) != count:
+            problems.append(f"travel: {len(given)} values for {count} groups; give 1 or {count}")
+        if not all(is_whole(ticks) and ticks >= 0 for ticks in given):
+            problems.append(f"travel={self.travel!r}: whole ticks, not negative; use 0 or more")
         return problems
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) > 0 and all(map(is_whole, value))

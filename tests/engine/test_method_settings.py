@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from refused_lines import lines_of
 
 from lowcomm_jax import batching, compression, methods
 from lowcomm_jax.planner.methods import FACTORIES, asked_for
@@ -23,7 +24,7 @@ def make(name, **settings):
         for key, parameter in parameters(factory).items()
         if parameter.default is inspect.Parameter.empty
     }
-    return factory(**needed, **settings)
+    return factory(**needed | settings)
 
 
 @pytest.mark.parametrize("name", taking("codec"))
@@ -38,6 +39,25 @@ def test_a_method_sends_with_the_codec_it_is_given(name):
 def test_a_method_keeps_the_batch_policy_it_is_given(name):
     policy = batching.Fixed(3)
     assert make(name, inner_batching=policy).inner_batching is policy
+
+
+ANOTHER_KIND = ["x", 2.5, None, [1, 2], [1.0, None], {"a": 1}]
+TOLD_AS = {"experts": "roles"}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_value_of_another_kind_gets_a_line_and_hides_no_other(name):
+    takes = parameters(FACTORIES[name])
+    for key in takes:
+        also = {"codec": "int9"} if "codec" in takes and key != "codec" else {}
+        told = lines_of(make(name, **also), 2)
+        assert len(told) == len(also), told
+        for value in ANOTHER_KIND:
+            lines = lines_of(make(name, **also, **{key: value}), 2)
+            new = [line for line in lines if line not in told]
+            assert len(new) == len(lines) - len(told), (key, value, lines)
+            named = [line for line in new if TOLD_AS.get(key, key) in line]
+            assert named or not new, (key, value, lines)
 
 
 def test_dilocox_counts_whole_steps_of_travel():

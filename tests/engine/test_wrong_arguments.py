@@ -35,9 +35,12 @@ def test_all_arguments_of_another_type_are_listed():
     assert "method='dilocco': no Method; call its factory, as lc.methods.diloco(...)" in lines[3]
 
 
-def test_a_factory_that_was_not_called_is_named():
-    with pytest.raises(ValueError, match=r"call its factory, as lc.methods.noloco\(...\)"):
-        engine(method=lc.methods.noloco)
+@pytest.mark.parametrize("method", [lc.methods.adloco, "adloco"])
+@pytest.mark.parametrize("kind", [lc.Engine, lc.AdaptiveEngine])
+def test_a_factory_that_was_not_called_is_named(kind, method):
+    with pytest.raises(ValueError, match=r"call its factory, as lc.methods.adloco\(...\)") as error:
+        kind(loss_fn, optax.sgd(0.1), method, 2)
+    assert len(str(error.value).splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -448,7 +448,9 @@ REFUSED = {
     "every=0": lambda: Method("m", Never(), None, channels=(Channel("a", every=0),)),
     "delay=-1": lambda: Method("m", Never(), None, channels=(Channel("a", delay=-1),)),
     "selection='all'": lambda: lc.methods.sparta(0.1, "all"),
-    "landing='sum': use mean, replay": lambda: lc.methods.sparta(0.1, delay=1, landing="sum"),
+    "landing='sum': choose one of mean, replay": lambda: lc.methods.sparta(
+        0.1, delay=1, landing="sum"
+    ),
     "remembers what it has sent": lambda: lc.methods.sparta(
         0.1, codec={"name": "int4", "error_feedback": 0.9}
     ),

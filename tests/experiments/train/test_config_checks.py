@@ -86,9 +86,14 @@ SLOW = "{'regions': 4, 'bandwidth_gbps': 0.000001}"
     [
         ("des_loc", "inner.optimizer=adamw", "channel mu: averages first moments"),
         ("dilocox", f"network={SLOW}", "method.period=30: the payload travels for"),
+        ("ddp", "offload=True", "offload: ddp needs its anchor at every step"),
+        ("noloco", "guards.outlier_factor=2.0", "gossiping regions do not know the median"),
+        ("sparta", "weights=tokens", "channels average by fixed weights"),
+        ("halos", "weights=tokens", "weights='tokens': halos applies"),
+        ("diloco", "concurrent_exchange=True", "concurrent_exchange: diloco has no delay"),
     ],
 )
-def test_what_only_the_parameters_show_is_told_before_the_corpus_is_read(
+def test_what_an_engine_refuses_is_told_before_the_corpus_is_read(
     name, override, part, tmp_path, capsys
 ):
     given = [f"--config=configs/{name}.py", f"--config.{override}", f"--workdir={tmp_path}"]
