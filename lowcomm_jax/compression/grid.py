@@ -100,9 +100,10 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
-    row. A payload that is cut into `slices` deals out layers, or units along a side. Where that
-    would fill up slices of few units, each slice gets units of its own of a single row, which may
-    be narrower (`PerTensor`). A matrix of fewer rows than slices is then read as one row, too.
+    row. A payload that is cut into `slices` deals out units along a side. Where neither side
+    divides, a matrix of fewer rows than slices is read as one row, too, and of a single row of few
+    units each slice gets units of its own: the fewest equal ones, or narrower ones (`PerTensor`).
+    How many layers there are counts for nothing, so that a stack and a part of it have equal units.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)
@@ -121,13 +122,22 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     if flat := joins and n > 1 and short:
         n, m = 1, n * m
     height, width = side(n, unit.height), side(m, unit.width)
-    counts = layers, -(-n // height), -(-m // width)
-    fills = all(count % slices for count in counts) and math.prod(counts[1:]) < FEW * slices
-    if fills and joins and 1 < n < slices:
+    if joins and 1 < n < slices and -(-m // width) % slices:
         n, m, flat = 1, n * m, True
-    if fills and n == 1:
-        width = side(-(-m // slices), unit.width)
+        width = side(m, unit.width)
+    across = -(-m // width)
+    if n == 1 and across % slices and across < FEW * slices:
+        width = in_equal_pieces(-(-m // slices), unit.width)
     return Grid(layers, n, m, height, width, flat)
+
+
+def in_equal_pieces(n: int, limit: int) -> int:
+    """Size of the fewest pieces of equal size, at most `limit`.
+
+    >>> in_equal_pieces(640, 256), in_equal_pieces(0, 256)
+    (214, 1)
+    """
+    return max(-(-n // max(-(-n // limit), 1)), 1)
 
 
 def side(n: int, limit: int) -> int:
@@ -141,7 +151,7 @@ def side(n: int, limit: int) -> int:
     if n <= limit:
         return max(n, 1)
     divisor = largest_divisor(n, limit)
-    return divisor if 4 * divisor >= limit else -(-n // -(-n // limit))
+    return divisor if 4 * divisor >= limit else in_equal_pieces(n, limit)
 
 
 def largest_divisor(n: int, limit: int) -> int:
