@@ -29,11 +29,14 @@ class Unit(NamedTuple):
         `joined`: each matrix is read as one row, and cut into units of just this width. None =
         short rows are joined. `alone`: so, too, and each unit is coded by itself, without the
         matrix.
+      each: of how many units of its own a slice of one row is made (`grid_of`), which `PerTensor`
+        says; None = of the fewest.
     """
 
     height: int
     width: int
     rows: Literal["apart", "joined", "alone"] | None = None
+    each: int | None = None
 
 
 WHOLE_ROW = Unit(1, 2**62, "apart")
@@ -127,17 +130,9 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
         width = side(m, unit.width)
     across = -(-m // width)
     if n == 1 and across % slices and across < FEW * slices:
-        width = in_equal_pieces(-(-m // slices), unit.width)
+        of_slice = -(-m // slices)
+        width = -(-of_slice // (unit.each or -(-of_slice // unit.width)))
     return Grid(layers, n, m, height, width, flat)
-
-
-def in_equal_pieces(n: int, limit: int) -> int:
-    """Size of the fewest pieces of equal size, at most `limit`.
-
-    >>> in_equal_pieces(640, 256), in_equal_pieces(0, 256)
-    (214, 1)
-    """
-    return max(-(-n // max(-(-n // limit), 1)), 1)
 
 
 def side(n: int, limit: int) -> int:
@@ -151,7 +146,7 @@ def side(n: int, limit: int) -> int:
     if n <= limit:
         return max(n, 1)
     divisor = largest_divisor(n, limit)
-    return divisor if 4 * divisor >= limit else in_equal_pieces(n, limit)
+    return divisor if 4 * divisor >= limit else -(-n // -(-n // limit))
 
 
 def largest_divisor(n: int, limit: int) -> int:

@@ -311,10 +311,11 @@ class PerTensor(Codec):
     def _on_one_device(self, name: str, shape: tuple[int, ...]) -> Placement:
         """How one device codes a leaf, or a stage's part of it.
 
-        Slices with units of their own (`grid_of`) have more, narrower ones where these take fewer
-        bytes: they may pad less, or fill whole bytes. Devices may then have to gather such a leaf,
-        since its units follow from bytes and never from where it lies. Layers are alike, so one of
-        them decides for a stack, and for a stage's part of it.
+        Slices with units of their own (`grid_of`) have those of a divisor, one more, the fewest
+        equal ones, or up to three more, whichever take the fewest bytes: some pad less, or fill
+        whole bytes. Devices may then have to gather such a leaf, since its units follow from bytes
+        and never from where it lies. Layers are alike, so one of them decides for a stack, and for
+        a stage's part of it.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))
@@ -326,16 +327,15 @@ class PerTensor(Codec):
         each = -(-columns // self.slices)
         even = side(each, unit.width)
         more = side(each, -(-columns // (-(-columns // even) + 1)))
-        ways = [
-            dataclasses.replace(usual, unit=unit._replace(width=width))
-            for width in (even, more, unit.width)
-        ]
+        fewest = -(-each // unit.width)
+        counts = -(-each // even), -(-each // more), *range(fewest, fewest + 4)
+        units = (unit._replace(each=count) for count in dict.fromkeys(counts))
 
         def nbytes(way):
             one = way.shape if not stack else (1, *way.shape[1:])
             return codec.dealt_nbytes(dataclasses.replace(way, shape=one))
 
-        return min(ways, key=nbytes)
+        return min((dataclasses.replace(usual, unit=unit) for unit in units), key=nbytes)
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""

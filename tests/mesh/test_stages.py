@@ -254,8 +254,9 @@ def coded_in_stages(name, shapes, regions, count):
     shape = (2, count) if count > 1 else (1, 1)
     given = Regions(regions, lc.make_mesh(*shape)), codec, dict.fromkeys(shapes, P("stage"))
     parts = regions if codec.requantizable(like) else None
-    exchange = MeshExchange(*given, parts=parts)
-    whole = MeshExchange(*given, parts=parts, separate=True)  # before it is dealt out to slices
+    exchange = whole = MeshExchange(*given, parts=parts)
+    if parts is not None:  # before it is dealt out to slices
+        whole = MeshExchange(*given, parts=parts, separate=True)
 
     @jax.jit
     def two_rounds(delta_R, weights_R):
