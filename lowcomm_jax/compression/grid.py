@@ -29,11 +29,14 @@ class Unit(NamedTuple):
         `joined`: each matrix is read as one row, and cut into units of just this width. None =
         short rows are joined. `alone`: so, too, and each unit is coded by itself, without the
         matrix.
+      each: of how many units of its own a slice of one row is made (`grid_of`), which `PerTensor`
+        says; None = of the fewest.
     """
 
     height: int
     width: int
     rows: Literal["apart", "joined", "alone"] | None = None
+    each: int | None = None
 
 
 WHOLE_ROW = Unit(1, 2**62, "apart")
@@ -100,9 +103,10 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
-    row. A payload that is cut into `slices` deals out layers, or units along a side. Where that
-    would fill up slices of few units, each slice gets units of its own of a single row, which may
-    be narrower (`PerTensor`). A matrix of fewer rows than slices is then read as one row, too.
+    row. A payload that is cut into `slices` deals out units along a side. Where neither side
+    divides, a matrix of fewer rows than slices is read as one row, too, and of a single row of few
+    units each slice gets units of its own: the fewest equal ones, or narrower ones (`PerTensor`).
+    How many layers there are counts for nothing, so that a stack and a part of it have equal units.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)
@@ -121,12 +125,13 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     if flat := joins and n > 1 and short:
         n, m = 1, n * m
     height, width = side(n, unit.height), side(m, unit.width)
-    counts = layers, -(-n // height), -(-m // width)
-    fills = all(count % slices for count in counts) and math.prod(counts[1:]) < FEW * slices
-    if fills and joins and 1 < n < slices:
+    if joins and 1 < n < slices and -(-m // width) % slices:
         n, m, flat = 1, n * m, True
-    if fills and n == 1:
-        width = side(-(-m // slices), unit.width)
+        width = side(m, unit.width)
+    across = -(-m // width)
+    if n == 1 and across % slices and across < FEW * slices:
+        of_slice = -(-m // slices)
+        width = -(-of_slice // (unit.each or -(-of_slice // unit.width)))
     return Grid(layers, n, m, height, width, flat)
 
 

@@ -19,10 +19,14 @@ where a device's share, the mean of a slice, and three times the payload each ta
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
 the ways above, one where that takes a sixteenth or more gives way to the next where it takes less
-(`Placement.deals_evenly`).
+(`Placement.deals_evenly`). So 28 of 38,324 counted cases take more bytes than before the grid
+(commit 656db1e2): at most 1.031 times, in leaves of less than 100 kB. In sum they take 0.3 % less.
 
-Of a pipeline stage the leaf is the stage's part. Functions of arrays are called within a
-`shard_map` over all axes of the mesh (`Regions.on_devices`), with a device's part of a leaf.
+Of a pipeline stage the leaf is the stage's part. Where stages hold layers of a stack, units, slices
+and keys are those of the whole stack. Of another leaf each codes its part as if it were all.
+
+Functions of arrays are called within a `shard_map` over all axes of the mesh
+(`Regions.on_devices`), with a device's part of a leaf.
 """
 
 from __future__ import annotations
@@ -93,8 +97,25 @@ class Placement:
     @property
     def alone(self) -> Placement:
         """The placement where one device holds all of the leaf, or of a stage's part."""
-        given = self.shape, self.stacked, self.unit, self.slices
-        return Placement(*given, stages=self.stages, stage=self.stage)
+        return Placement(self.shape, self.stacked, self.unit, self.slices)
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether pipeline stages hold different layers of the leaf."""
+        return self.stacked and self.stage == 0
+
+    @property
+    def all_layers(self) -> Placement:
+        """The placement where one device holds all layers of such a leaf."""
+        layers = self.stages * self.shape[0]
+        return dataclasses.replace(self.alone, shape=(layers, *self.shape[1:]))
+
+    @property
+    def first_layer(self) -> jax.Array | int:
+        """Number of the first layer of a device's part, counted over all stages."""
+        axes = ((STAGE,) if self.by_layers else ()) + self.axes[0]
+        held = self.matrices[0] // self.devices(self.axes[0])
+        return jax.lax.axis_index(axes) * held if axes else 0
 
     def devices(self, axes: Sequence[str]) -> int:
         return math.prod(dict(self.sizes)[axis] for axis in axes)
@@ -300,13 +321,16 @@ class Placement:
     def _dealt(self) -> Dealt:
         """The axis that is dealt out: the one that is filled up least, of these the longest.
 
-        Which one it is decides with what a unit is coded again, so it is the same on any mesh. Of
-        units that are coded alone it is the best one for what devices hold.
+        Which one it is decides with what a unit is coded again, so it is a side of the grid, the
+        same on any mesh and in any number of stages. Of units that are coded alone it may be the
+        layers, and is the best one for what devices hold.
         """
         counts, regions = (self.grid.layers, self.grid.down, self.grid.across), self.slices
         held = [count // self.devices(axes) for count, axes in zip(counts, self.axes)]
-        filled = held if self.unit.rows == "alone" else counts
-        axis = min(range(3), key=lambda i: (-filled[i] % regions / max(filled[i], 1), -filled[i]))
+        alone = self.unit.rows == "alone"
+        filled = held if alone else counts
+        sides = range(3) if alone else (1, 2)
+        axis = min(sides, key=lambda i: (-filled[i] % regions / max(filled[i], 1), -filled[i]))
         devices, each = self.devices(self.axes[axis]), -(-held[axis] // regions)
         return Dealt(axis, counts[axis], devices, held[axis], each)
 
@@ -368,7 +392,7 @@ class Placement:
         table[at % regions, at // regions] = at // held * each + at % held // regions
 
         def select(x, dim):
-            if dim != axis:  # never of layers: a matrix that is dealt whole has its own totals
+            if dim != axis:
                 return x
             empty = jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=dim))
             return jnp.take(jnp.concatenate([x, empty], dim), jnp.asarray(table)[number], dim)

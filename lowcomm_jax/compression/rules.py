@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.codecs.cast import FP32
 from lowcomm_jax.compression.codecs.codebook import Statistical
-from lowcomm_jax.compression.grid import Unit, matrix_shape
+from lowcomm_jax.compression.grid import Unit, matrix_shape, side
 from lowcomm_jax.compression.leaf import LeafCodec, bytes_of, in_units
 from lowcomm_jax.compression.means import as_rounded
 from lowcomm_jax.compression.placement import Placement, first, place, stacked
@@ -57,14 +57,17 @@ class _Leaf:
         return self.place.each(fn, *args) if self.codec.layers_apart else fn(*args)
 
     def init(self) -> PyTree:
-        state = self.codec.init(self.place, self.seed)
         if not self.staged:
-            return state
+            return self.codec.init(self.place, self.seed)
+        stages, apart = self.place.stages, self.place.by_layers and self.codec.layers_apart
+        state = self.codec.init(self.place.all_layers if apart else self.place, self.seed)
 
-        def spread(x):
-            return jnp.broadcast_to(x[None], (self.place.stages, *x.shape))
+        def cut(x):
+            if apart:
+                return x.reshape(stages, x.shape[0] // stages, *x.shape[1:])
+            return jnp.broadcast_to(x[None], (stages, *x.shape))
 
-        return jax.tree.map(spread, state)
+        return jax.tree.map(cut, state)
 
     def encode(self, x: jax.Array, state: PyTree, params: jax.Array | None):
         """(payload, state) of a device's part."""
@@ -308,18 +311,31 @@ class PerTensor(Codec):
     def _on_one_device(self, name: str, shape: tuple[int, ...]) -> Placement:
         """How one device codes a leaf, or a stage's part of it.
 
-        Slices with units of their own (`grid_of`) have more, narrower ones where these take fewer
-        bytes: they may pad less, or fill whole bytes. Devices may then have to gather such a leaf,
-        since its units follow from bytes and never from where it lies.
+        Slices with units of their own (`grid_of`) have those of a divisor, one more, the fewest
+        equal ones, or up to three more, whichever take the fewest bytes: some pad less, or fill
+        whole bytes. Devices may then have to gather such a leaf, since its units follow from bytes
+        and never from where it lies. Layers are alike, so one of them decides for a stack, and for
+        a stage's part of it.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))
         usual = Placement(shape, stack, unit, self.slices)
-        grid = usual.grid
-        if grid == dataclasses.replace(usual, slices=1).grid:
+        wholly = dataclasses.replace(usual, slices=1)
+        if usual.grid == wholly.grid:
             return usual
-        narrower = unit._replace(width=-(-grid.columns // (grid.across + 1)))
-        return min(usual, dataclasses.replace(usual, unit=narrower), key=codec.dealt_nbytes)
+        columns = usual.grid.columns
+        each = -(-columns // self.slices)
+        even = side(each, unit.width)
+        more = side(each, -(-columns // (-(-columns // even) + 1)))
+        fewest = -(-each // unit.width)
+        counts = -(-each // even), -(-each // more), *range(fewest, fewest + 4)
+        units = (unit._replace(each=count) for count in dict.fromkeys(counts))
+
+        def nbytes(way):
+            one = way.shape if not stack else (1, *way.shape[1:])
+            return codec.dealt_nbytes(dataclasses.replace(way, shape=one))
+
+        return min((dataclasses.replace(usual, unit=unit) for unit in units), key=nbytes)
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-FORMAT = 12
+FORMAT = 13
 
 RUN = "run"
 """The key of a run's own record."""

@@ -369,6 +369,12 @@ def test_devices_fill_up_slices_by_less_than_a_sixteenth(rows, devices, slices, 
         ("int8", "layers/w", (80, 8192), P(None, "fsdp"), 4, 3, 667_920),
         ("int4", "layers/w", (80, 8192), P(None, "fsdp"), 8, 3, 339_840),
         ("stat4", "layers/w", (80, 8192), P(None, "fsdp"), 16, 3, 343_680),
+        ("stat4", "layers/w", (80, 8192), P(None, "fsdp"), 8, 5, 355_200),
+        ("int4_affine", "layers/w", (8, 3, 1000), P(None, None, "fsdp"), 2, 8, 13_056),
+        ("int4_affine", "w", (50304,), P("fsdp"), 32, 8, 27_392),
+        ("int4_affine", "w", (640, 12), P(), 1, 12, 4_176),
+        ("int8_affine", "w", (1024, 13), P(), 1, 8, 13_776),
+        ("fp32", "w", (5, 4096), P(), 1, 12, 81_936),
     ],
 )
 def test_slices_take_no_more_than_before_the_grid(name, leaf, shape, spec, devices, slices, before):

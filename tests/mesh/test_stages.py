@@ -5,6 +5,7 @@ tests/models/test_pipeline.py.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from mesh.staged_runs import CODED, METHODS, SHAPE, SPECS, R, batches, engine_of, start
 
 import lowcomm_jax as lc
-from lowcomm_jax.compression import PerTensor, error_feedback, make_leaf
+from lowcomm_jax.compression import PerTensor, error_feedback, make, make_leaf, names
 from lowcomm_jax.exchange import MeshExchange
 from lowcomm_jax.exchange.pairs import Draw
 from lowcomm_jax.mesh import stages
@@ -234,6 +235,89 @@ def test_a_stage_reduces_slices_of_its_own_part(codec):
         for name, found in alone.items():
             own = of_stage(mean[name], specs[name], stage, 1)
             np.testing.assert_allclose(own, found, rtol=1e-5, atol=1e-6)
+
+
+QUICK_STACKS = {("int8", 4), ("stat4", 4), ("random_k", 2)}
+STACKS = {"layers/gain": (8, 768), "layers/few": (8, 3, 256), "layers/w": (8, 30, 70)}
+
+
+def coded_in_stages(name, shapes, weight_R, count):
+    """(mean, payload, state) after two rounds of two regions and so many stages, or one device."""
+    codec = make(name, **({"rank": 2} if "low_rank" in name else {}), stacked=("layers",))
+    codec, regions = error_feedback(codec, 0.9), len(weight_R)
+    like = {k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in shapes.items()}
+    rng = np.random.default_rng(1)
+    delta_R, weights_R = (
+        {k: rng.standard_normal((regions, *s)).astype(np.float32) for k, s in shapes.items()}
+        for _ in range(2)
+    )
+    shape = (2, count) if count > 1 else (1, 1)
+    given = Regions(regions, lc.make_mesh(*shape)), codec, dict.fromkeys(shapes, P("stage"))
+    parts = regions if codec.requantizable(like) else None
+    exchange = whole = MeshExchange(*given, parts=parts)
+    if parts is not None:  # before it is dealt out to slices
+        whole = MeshExchange(*given, parts=parts, separate=True)
+
+    @jax.jit
+    def two_rounds(delta_R, weights_R):
+        state = jax.tree.map(lambda x: jnp.stack([x] * regions), exchange.whole(like).init(like))
+        read = weights_R if codec.reads_params else None
+        _, state = exchange.encode(delta_R, state, params_A=read)
+        payload, state_of_whole = whole.encode(delta_R, state, params_A=read)
+        sent, state = exchange.encode(delta_R, state, params_A=read)
+        mean = exchange.reduce(sent, jnp.array(weight_R), like).mean
+        return mean, payload, (state, state_of_whole)
+
+    return jax.tree.map(np.asarray, two_rounds(delta_R, weights_R))
+
+
+def assert_equal_stacks(name, shapes, weight_R, count):
+    """All stages' layers side by side are those of one device, bit for bit."""
+    alone = coded_in_stages(name, shapes, weight_R, 1)
+    for path, x in jax.tree_util.tree_leaves_with_path(
+        coded_in_stages(name, shapes, weight_R, count)
+    ):
+        y, where = functools.reduce(_inside, path, alone), jax.tree_util.keystr(path)
+        if x.shape != y.shape and x.shape[1] * x.shape[2] == y.shape[1]:
+            x = x.reshape(y.shape)  # [R, stages, layers of a stage, ...]
+        elif x.shape != y.shape:
+            y = np.stack([y] * count, 1)  # equal in all stages
+        np.testing.assert_array_equal(x, y, err_msg=where)
+
+
+def _inside(tree, key):
+    return (
+        getattr(tree, key.name)
+        if hasattr(key, "name")
+        else tree[getattr(key, "key", None) or key.idx]
+    )
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        case if case in QUICK_STACKS else pytest.param(*case, marks=pytest.mark.slow)
+        for case in itertools.product((n for n in names() if not n.endswith("_ef")), (2, 4))
+    ],
+)
+def test_what_a_codec_gives_for_stacked_layers_does_not_depend_on_stages(name, count):
+    """Payloads, residuals, and the mean: of four slices where it is encoded again."""
+    assert_equal_stacks(name, STACKS, (1.0, 2.0, 3.0, 4.0), count)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int8",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("int4", "int4_affine", "stat4", "e3m0")
+        ),
+    ],
+)
+def test_a_stage_of_one_layer_has_the_units_of_the_stack(name):
+    """Two layers of 768 in two slices: of a stage's one layer alone, units of 256 do not divide."""
+    assert_equal_stacks(name, {"layers/gain": (2, 768)}, (1.0, 1.0), 2)
 
 
 def test_fragments_are_cut_inside_each_stage():

@@ -76,15 +76,13 @@ class RandomK(LeafCodec):
         """Which value of each group is chosen: bool `[l, 1, across, groups, s]`, a device's own."""
         grid, groups = place.grid, -(-place.grid.width // self.one_in)
         across = grid.across // place.devices(place.axes[2])
-        layer, column = (
-            jax.lax.axis_index(axes) * held if axes else 0
-            for axes, held in ((place.axes[0], layers), (place.axes[2], across))
-        )
+        axes = place.axes[2]
+        column = jax.lax.axis_index(axes) * across if axes else 0
 
         def numbers(start, count):
             return jnp.uint32(start) + jnp.arange(count, dtype=jnp.uint32)
 
-        unit = numbers(layer, layers)[:, None] * jnp.uint32(grid.across)
+        unit = numbers(place.first_layer, layers)[:, None] * jnp.uint32(grid.across)
         unit = unit + numbers(column, across)[None]
         group = unit[..., None] * jnp.uint32(groups) + numbers(0, groups)[None, None]
         rng = jax.random.fold_in(jax.random.key(key[0]), key[1])
