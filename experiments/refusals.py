@@ -552,7 +552,7 @@ COMPARISON = (
     ),
     Row(
         "sizes size",
-        lambda f: [key for key in f["sizes"].get(f["size"], ()) if key not in SIZED],
+        lambda f: [key for key in (f["sizes"].get(f["size"]) or ()) if key not in SIZED],
         f"sizes.{{f[size]}}.{{wrong}}: a size sets {', '.join(SIZED)}",
     ),
     Row("variants size", lambda f: not f["variants"], "variants: none is given; name at least one"),
@@ -567,7 +567,7 @@ COMPARISON = (
         "{wrong}: make it by experiments.compare.config.variant",
     ),
     Row(
-        "variants common",
+        "variants common size",
         lambda f: [n for n, sets in _made(f).items() if "seed" in sets or "seed" in f["common"]],
         "{wrong}: sets seed, which is the comparison's: use `seeds`",
     ),
@@ -579,7 +579,7 @@ COMPARISON = (
     ),
     Row("parallel", lambda f: f["parallel"] < 1, "parallel={f[parallel]}: at least 1 is needed"),
     Row(
-        "baseline variants",
+        "baseline variants size",
         lambda f: (
             f["baseline"] not in f["variants"] and closest(str(f["baseline"]), list(f["variants"]))
         ),
@@ -596,13 +596,13 @@ COMPARISON = (
         "equal={f[equal]!r} is unknown{wrong}",
     ),
     Row(
-        "equal variants common",
+        "equal variants common size",
         _setting("tokens"),
         "{wrong}: sets tokens, but with equal={f[equal]!r} lengths follow from the baseline's "
         "`steps`",
     ),
     Row(
-        "equal variants baseline",
+        "equal variants baseline size",
         _setting("steps"),
         "{wrong}: sets steps, but with equal={f[equal]!r} they follow from the baseline's",
     ),

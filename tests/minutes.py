@@ -38,9 +38,9 @@ PHASES = {
     "reading the corpus": "Python, its imports, the config",
     "run   ": "corpus, model, engine, checkpoint",
     "waits for the others": "first state, what is evaluated on",
-    "the others are there": "meeting",
+    "programs are compiled": "meeting",
     "programs are ready": "programs, from the cache",
-    "a state of step": "state transfer",
+    "a state of": "state transfer",
     "came into the run": "catching up",
 }
 """What a job prints -> what has taken the time until then."""

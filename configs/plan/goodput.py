@@ -25,7 +25,6 @@ def get_config() -> ConfigDict:
     config.regions = (512, 512, 512)
     config.chip_mtbf_hours = "50675"
     config.region_mtbf_hours = config_dict.placeholder(str)
-    # To stop_s and restart_s belongs what is computed again since the last checkpoint.
     config.elastic_regions = True
     config.stop_s = FITTED["elastic"].stop_s  # fitted to a published table (docs/plan.md)
     config.restart_s = 600.0

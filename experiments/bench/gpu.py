@@ -64,7 +64,7 @@ ON_CARDS = Plan(
         Lever("batch=32", case=(("batch", 32),)),
         Lever("batch=128, light", case=(("batch", 128),), model=(("remat", "light"),)),
     ),
-    # One of each kind, not all names: the stages behind are to be reached within --seconds, too.
+    # One of each kind, not all names: the later stages are to be reached within --seconds, too.
     # `bench codec` has all; `--codecs` names others here.
     codecs=("bf16", "int8", "int4", "stat4", "topk", "random_k", "dct_topk", "sign", "low_rank"),
     codec_size=16_384,

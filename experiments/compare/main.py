@@ -66,8 +66,9 @@ def main(argv: Sequence[str]) -> int:
 
 def descriptions(config: Mapping[str, Any]) -> dict[str, str]:
     """Dotted name -> description of the fields, and of the train config's in `common`."""
-    sections = (config["common"].get(name, {}) for name in ("method", "model"))
-    of_runs = fields.descriptions(*map(plain, sections))
+    common = plain(config["common"]) or {}
+    given = (common.get(name) for name in ("method", "model"))
+    of_runs = fields.descriptions(*(x if isinstance(x, Mapping) else {} for x in given))
     found = {name: field.about for name, field in FIELDS.items()}
     return found | {f"common.{name}": text for name, text in of_runs.items()}
 

@@ -100,7 +100,8 @@ def plan(config: Any, workdir: str | Path) -> Comparison:
       RefusedError: every violation, those of a variant behind its name.
     """
     fields = plain(config)
-    fields |= {k: x for k, x in fields["sizes"].get(fields["size"], {}).items() if k in SIZED}
+    sized = fields["sizes"].get(fields["size"]) or {}
+    fields |= {k: x for k, x in sized.items() if k in SIZED}
     refuse_any(comparison_problems(fields), TITLE)
     del fields["sizes"]
     fields, values = _varied(fields)

@@ -25,7 +25,7 @@ NEEDED = ("model", "network", "methods", "tokens_per_step")
 _OF_WORK = {name: setting.about for name, setting in settings_of(Workload).items()}
 _ROWS = {
     "name": ("plan", "title of the answer"),
-    "notes": ("", "what its tables say of the plan"),
+    "notes": ("", "a line that is printed under the title"),
     "model": (
         object,
         "A name of lowcomm_jax.models.PRESETS, or {preset: name} and fields that differ, or all "

@@ -36,7 +36,7 @@ _MTBF = ("chip_mtbf_hours", "region_mtbf_hours")
 _OF_FLEET = {name: setting.about for name, setting in settings_of(Fleet).items()}
 FIELDS = {
     "name": "title of the answer",
-    "notes": "what the screen says of it",
+    "notes": "a line that is printed under the title",
     "regions": _OF_FLEET["regions"],
     "chip_mtbf_hours": "Mean time between interrupts of a chip: one number, or one for each region "
     'as text, "99,99,40".',

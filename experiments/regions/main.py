@@ -140,11 +140,13 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     config, problems = config_of("launch", path, [*shared, ("region", "0")], rest)
     refuse_unreadable(config)  # which lacks the fields of the flags, too
     problems += folder_problems(workdir / RENDEZVOUS)
-    problems += run_problems(Asked(plain(config)), PROCESSES) + _port_problems(config)
+    problems += _port_problems(config)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
-    if count == 0:  # fewer are told of by `PROCESSES`
-        problems.append("processes=0: give the number of processes of a region, from 1")
+    if count < 1:
+        problems.append(f"processes={count}: give the number of processes of a region, from 1")
+    else:
+        problems += run_problems(Asked(plain(config)), PROCESSES)
     # Looked at as one process with the devices of all.
     config.processes, mesh = 1, plain(config.mesh)
     devices.provide({**mesh, "fsdp": mesh["fsdp"] or max(count, 1)})

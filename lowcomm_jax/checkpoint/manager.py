@@ -1,24 +1,4 @@
-"""Saves, keeps and restores checkpoints of a run.
-
-Orbax writes and reads the arrays (`store`). What else its `CheckpointManager` offers is done here,
-since with Orbax 0.12.8 each of the four lost something:
-
-- Steps that appear whole: a step that is saved again is deleted first, so a kill leaves neither. A
-  kill while a step is deleted leaves half of it under its name, and it is listed. The folder of a
-  failed save stays until a manager is made that cleans up. If a reader makes it, the folder of the
-  save under way goes, too.
-- The newest are kept: a save that fails in the background drops the older ones from the manager's
-  list. They are not deleted, and without a `reload` none ever is.
-- The best is kept: no call takes metrics measured after the save. They can be written into Orbax's
-  own file; then `reload` raises where that file was cut off, and nothing is deleted before the next
-  save.
-- Asynchronous saves: if one process cannot write, all wait for the whole timeout (20 minutes by
-  default), and the error names neither the process nor the reason. A failure prints hundreds of
-  lines. In its default setting threads keep the interpreter from ending for another 300 s.
-
-Process 0 alone can hold a manager, without collectives of the devices. Such a variant took as many
-lines as it saved, before these losses were made good.
-"""
+"""Saves, keeps and restores checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -48,6 +28,22 @@ from lowcomm_jax.refused import refuse
 
 PyTree = Any
 Skipped = list[tuple[int, str]]
+
+# Orbax writes and reads the arrays (`store`). What else its `CheckpointManager` offers is done
+# here, since with Orbax 0.12.8 each of the four lost something:
+#
+# - Steps that appear whole: a step that is saved again is deleted first, so a kill leaves neither.
+#   A kill while a step is deleted leaves half of it under its name, and it is listed. The folder of
+#   a failed save stays until a manager is made that cleans up. If a reader makes it, the folder of
+#   the save under way goes, too.
+# - The newest are kept: a save that fails in the background drops the older ones from the manager's
+#   list. They are not deleted, and without a `reload` none ever is.
+# - The best is kept: no call takes metrics measured after the save. They can be written into
+#   Orbax's own file; then `reload` raises where that file was cut off, and nothing is deleted
+#   before the next save.
+# - Asynchronous saves: if one process cannot write, all wait for the whole timeout (20 minutes by
+#   default), and the error names neither the process nor the reason. A failure prints hundreds of
+#   lines. In its default setting threads keep the interpreter from ending for another 300 s.
 
 log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.1

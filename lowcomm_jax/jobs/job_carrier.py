@@ -274,13 +274,14 @@ class JobCarrier:
         if not begun:
             self._comes_to(loop, state)
         sends = not begun and bool(_due_sends(loop, state, int(state.counters.step)))
-        reached = not sends or self._reachable()
-        if reached and self._arrive(loop, state, _lands(stage, state)):
+        here = (not sends or self._reachable()) and self._arrive(loop, state, _lands(stage, state))
+        while begun and loop.schedule.land_after_send and not (here or self.stopped()):
+            time.sleep(_POLL_SECONDS)
+            here = self._arrive(loop, state, _lands(stage, state))
+        if here:
             return True
         if self.stopped():
             self.paused = True
-        elif begun and loop.schedule.land_after_send:
-            return True
         else:
             self.pacing.deferred(self._trained)
             self.exchange.beat(trained=self._trained)

@@ -97,15 +97,16 @@ class Fleet:
     ] = YEAR_S
     stop_s: Annotated[
         float,
-        "Seconds that an elastic job loses by an interrupt, and by taking chips back: it stops, or "
-        "repeats work that it had not saved.",
+        "Seconds that an elastic job loses by an interrupt, and by taking chips back: it stops. "
+        "What it computes again since its last checkpoint is included.",
     ] = FITTED["elastic"].stop_s
     restart_s: Annotated[
         float,
         "Seconds that a job loses by an interrupt, once all its chips are there, where it is not "
-        "elastic, such as DP.",
+        "elastic: DP, and each region's job without `elastic_regions`. What it computes again "
+        "since its last checkpoint is included.",
     ] = FITTED["dp"].stop_s
-    repair_s: Annotated[float, "until a failed chip's slice is back"] = 0.0
+    repair_s: Annotated[float, "how long until a failed chip's slice is back"] = 0.0
     slice_chips: Annotated[int, "chips that drop out together"] = 1
     spare_slices: Annotated[
         int,

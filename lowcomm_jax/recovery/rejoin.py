@@ -86,9 +86,9 @@ def enter(
     if engine.carrier.exchange.awaited:
         return state
     own = int(state.counters.step)
-    say("the others are there: programs are compiled or loaded")
+    say("programs are compiled or loaded")
     compiled = engine.warm(_precompiled(engine, state), example)
-    say("programs are ready: a state is asked for")
+    say("programs are ready")
     return _entered(engine, compiled, example, own, say)
 
 
@@ -105,8 +105,8 @@ def _entered(
     if result is None and not loop.by_rounds:
         least = max(own, exchange.sent_before())
     given = newest(exchange) if result is None else result
-    step, arrays, document = given
-    say(f"a state of step {step} is here")
+    at, arrays, document = given
+    say(f"a state of {'round' if loop.by_rounds else 'step'} {at} is here")
     if isinstance(engine, AdaptiveEngine):
         state = install_trainers(engine, state, arrays, document)
         if result is None:

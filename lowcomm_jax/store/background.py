@@ -28,9 +28,6 @@ of `interrupt`    tells of signals at once                      its socket is cl
 of Grain          draws batches ahead                           with the iterator
 ================= ============================================= ====================================
 
-`Partial.pull` begins and ends reads by itself (not B). Nothing wakes one that still connects, so a
-join of it would hold a job's exit. It waits in Python's own sockets, where an interpreter may end.
-
 How a job leaves (`rejoin.serve`, then `Membership.close`):
 
 1. For half a minute at most it stays for those who ask, and gives them its state; where its

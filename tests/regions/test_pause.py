@@ -55,16 +55,20 @@ def test_what_is_under_way_ends_without_an_outcome_and_can_be_sent_again(party):
         check(arrived, 2, [0, 1], 1)
 
 
+BLOCKING = lc.methods.delayed_diloco(4, first_round="blocking")
+
+
 @pytest.mark.parametrize(
-    "method",
+    "method, away",
     [
-        lc.methods.diloco(4),
-        lc.methods.delayed_diloco(4, first_round="blocking"),
-        lc.methods.dilocox(4, "low_rank_int4", 1, first_round="blocking"),
+        (lc.methods.diloco(4), False),
+        (BLOCKING, False),
+        (BLOCKING, True),
+        (lc.methods.dilocox(4, "low_rank_int4", 1, first_round="blocking"), False),
     ],
-    ids=["diloco", "delayed", "dilocox"],
+    ids=["diloco", "delayed", "delayed, store away", "dilocox"],
 )
-def test_a_wait_that_is_stopped_behind_its_send_changes_no_number(store_party, method):
+def test_a_wait_that_is_stopped_behind_its_send_changes_no_number(store_party, method, away):
     data, paused = batches(10, 2), threading.Event()
     together = train(engine(method, 2), data)
     timing = dataclasses.replace(TIMING, deadline_s=20.0)  # a wait that goes on fails the test
@@ -75,11 +79,14 @@ def test_a_wait_that_is_stopped_behind_its_send_changes_no_number(store_party, m
         one, own = engine(method, 2, others), [rows(batch, region) for batch in data]
         state, _ = one.run(one.init(oracle.make_params()), own[:3])
         if region == 0:
-            others.stop_when(lambda: True)
+            stops, reachable = iter([False] * 5), others.reachable
+            others.stop_when(lambda: next(stops, True))
+            others.reachable = lambda: not (away and one.carrier.flying) and reachable()
             state, history = one.run(state, own[3:4])
             assert one.carrier.paused and state.counters.behind == 1
             assert [event.kind for event in history.events] == ["send"]
             others.stop_when(lambda: False)
+            others.reachable = reachable
             paused.set()
         assert paused.wait(60.0)
         state, _ = one.run(state, own[3 + (region == 0) :])

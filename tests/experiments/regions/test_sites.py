@@ -130,7 +130,8 @@ def ends_at_once(run, region):
     """Signal a region that has nothing to save yet."""
     job, began = run.jobs[region], time.monotonic()
     job.signal(signal.SIGTERM)
-    run.until(lambda: job.poll() is not None, SAVED_S)
+    [process] = job.processes
+    process.wait(SAVED_S)
     print(f"ended {time.monotonic() - began:.1f} s after the signal")
     assert job.poll() == EXIT_INTERRUPTED, run.shown(region)
 
