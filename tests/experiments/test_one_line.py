@@ -175,6 +175,10 @@ VARIED = ("compare", "--config=configs/compare/diloco_period.py")
             ("launch", "--config=diloco", "--processes=0", "--config.mesh.fsdp=1"),
             "launch: processes=0: give the number of processes of a region, from 1",
         ),
+        (
+            ("launch", "--config=diloco", "--processes=-1", "--config.mesh.fsdp=1"),
+            "launch: processes=-1: give the number of processes of a region, from 1",
+        ),
         (("train", "--config=diloco", "--hlp"), "unknown flag --hlp; did you mean --help?"),
         (
             ("compare", "--config=configs/compare/quik.py"),

@@ -166,6 +166,7 @@ SIZES = {"small": {"variants": GOOD, "size": 1}}
 COMPARISONS = [
     (comparison(GOOD, "a", size="small"), ["size='small': this comparison has no sizes"]),
     (comparison(sizes=SIZES, size="smal"), ["size='smal' is unknown; did you mean small?"]),
+    (comparison(GOOD, "b", sizes=SIZES, size="smal"), ["size='smal' is unknown; did you mean"]),
     (comparison(GOOD, "a", sizes=SIZES, size="small"), ["sizes.small.size: a size sets common, v"]),
     (comparison({}, "a"), ["variants: none is given"]),
     (comparison({"b/c": variant("ddp")}, "b/c"), ["variants: 'b/c' is no folder name"]),

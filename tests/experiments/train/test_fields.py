@@ -111,8 +111,7 @@ def told(command, path, capsys):
 
 
 @pytest.mark.parametrize("path", OF_OTHERS, ids=lambda path: path.stem)
-def test_help_of_plans_and_comparisons_describes_every_field(path, capsys):
-    """Each by itself, or by the text of its section."""
+def test_help_of_plans_and_comparisons_describes_every_field_or_its_section(path, capsys):
     command = "plan" if path.parent.name == "plan" else "compare"
     found = told("plan --goodput" if path.stem == "goodput" else command, path, capsys)
     names = fields(load_config(str(path), ())[0])
@@ -138,6 +137,19 @@ def test_what_help_says_of_plans_and_comparisons(capsys):
     assert found["variants"].startswith("By name: `config`, a file in configs/")
     target = "plan --target=h100:1x1"
     assert told(target, "configs/diloco.py", capsys)["batch"].startswith("sequences a region")
+
+
+def test_help_of_a_comparison_whose_sections_are_texts(tmp_path, capsys):
+    """Not a traceback: it is for those who do not know yet what to write."""
+    file = tmp_path / "texts.py"
+    file.write_text(
+        "from experiments.compare.config import comparison, variant\n"
+        "def get_config():\n"
+        "    common = {'steps': 10, 'model': 'diloco_150m', 'method': 'diloco'}\n"
+        "    return comparison({'a': variant('diloco')}, 'a', common=common)\n"
+    )
+    found = told("compare", file, capsys)
+    assert found["common.steps"].startswith("inner steps of the run")
 
 
 def test_the_template_of_a_plan_has_every_field():
