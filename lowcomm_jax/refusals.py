@@ -10,6 +10,7 @@ it before any work.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, get_args
 
@@ -111,7 +112,8 @@ def _unfit_pattern(s: Setup) -> bool:
     pattern = s.method.pattern
     if isinstance(pattern, str):
         return pattern not in get_args(Pattern)
-    return not (isinstance(pattern, Sequence) and all(isinstance(each, str) for each in pattern))
+    several = isinstance(pattern, Sequence | np.ndarray)
+    return not (several and all(isinstance(each, str | re.Pattern) for each in pattern))
 
 
 def _codec(s: Setup) -> Codec | None:
@@ -227,6 +229,14 @@ def _unmet_by_roles(s: Setup) -> list[str]:
     return [] if m.roles is None else _unmet(needs)
 
 
+def _lands_at_once(s: Setup) -> bool:
+    """Whether a round by several regions at paces of their own is to land where it is sent."""
+    schedule = s.method.schedule
+    delay, *others = np.ravel(np.asarray(schedule.delay, object)).tolist() or [None]
+    several = schedule.by_rounds and schedule.most != 1
+    return several and not others and is_whole(delay) and delay < 1
+
+
 def _unmet_by_gossip(s: Setup) -> list[str]:
     m, delays = s.method, np.ravel(np.asarray(s.method.schedule.delay, object))
     needs = {
@@ -235,7 +245,7 @@ def _unmet_by_gossip(s: Setup) -> list[str]:
         "signal='progress'": m.signal == "progress",
         "a schedule that lands first": not m.schedule.land_after_send,
         "a schedule that reads no change rates": m.schedule.statistic == "none",
-        "one overlap for all regions": len(set(map(repr, delays))) == 1,
+        "one overlap for all regions": all(each == delays[0] for each in delays),
     }
     return [] if m.topology is None else _unmet(needs)
 
@@ -760,12 +770,7 @@ BETWEEN_JOBS = tuple(
         ),
         Row(
             "method exchange",
-            lambda s: (
-                s.method.schedule.by_rounds
-                and s.method.schedule.most != 1
-                and is_whole(s.method.schedule.delay)
-                and s.method.schedule.delay < 1
-            ),
+            _lands_at_once,
             "overlap={m.schedule.delay}: between jobs a round is written, committed and read "
             "beside the training; use at least 1",
         ),

@@ -155,8 +155,8 @@ def in_range(
 ) -> str | None:
     """What is wrong with a value that is no number of an interval.
 
-    Arrays and tracers of one number pass, since only a Python or NumPy scalar has a value when a
-    rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
+    Arrays and tracers of a number, without axes, pass, since only a Python or NumPy scalar has a
+    value when a rule is built. `optax.inject_hyperparams` builds rules with traced arguments.
 
     Args:
       or_function: whether a function passes, too, as a schedule of learning rates.
@@ -167,7 +167,8 @@ def in_range(
         below = value < high if open_high else value <= high
         fix = f"is outside {interval}: choose a value inside it"
         return None if above and below else f"{name}={value!r} {fix}"
-    array = getattr(value, "ndim", None) == 0 and value.dtype != bool
+    kind = getattr(value.dtype, "kind", "O") if getattr(value, "ndim", None) == 0 else "O"
+    array = kind not in "bcmMOSU"  # bfloat16 is of kind V
     if array or (or_function and callable(value)):
         return None
     also = " or a function" if or_function else ""
@@ -183,13 +184,13 @@ def at_least(name: str, value: Any, least: int) -> str | None:
 
 def each_of(name: str, values: Any, fits: Callable[[Any], bool], fix: str) -> str | None:
     """What is wrong with values, one a region for example, of which `fits` should be true."""
-    if isinstance(values, tuple | list) and all(map(fits, values)):
+    if isinstance(values, tuple) and all(map(fits, values)):
         return None
     return f"{name}={values!r}: {fix}"
 
 
 def tuples(values: Any) -> Any:
-    """Sequences and arrays as tuples, and so what they hold; anything else stays as it is."""
+    """Iterables, but texts and mappings, as tuples, and so what they hold; the rest as it is."""
     holds = isinstance(values, Iterable) and not isinstance(values, str | Mapping | type)
     return tuple(map(tuples, values)) if holds and getattr(values, "ndim", 1) else values
 

@@ -33,6 +33,7 @@ Rule = optax.GradientTransformationExtraArgs | None
 Law = Literal["data_parallel", "diloco"]
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 TOLD = ("fragment", "round", "step")
+"""Keywords that every rule is called with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +246,7 @@ def _told_outer(method: Method) -> tuple[str, ...]:
 
 
 def fragment_codecs(method: Method) -> tuple[Codec | None, ...]:
-    """The codecs of a fragment's payloads: the method's, and that of its servers."""
+    """The codecs of a fragment's payloads: the method's, and its servers'; None = dense or none."""
     return method.codec, None if method.servers is None else method.servers.codec
 
 

@@ -57,7 +57,7 @@ def muloco(
       period, inner_batching: as in `diloco`.
     """
     unknown = one_of(8, 4, 2).problem("bits", bits)
-    paper = {"name": "stat4" if unknown else f"stat{bits:d}", "error_feedback": decay}
+    paper = {"name": "stat4" if unknown else f"stat{int(bits)}", "error_feedback": decay}
     wire, problems = wire_codec(muloco, codec, paper, stacked, bits=bits, decay=decay)
     plain = diloco(period, nesterov(0.7, 0.6) if outer is None else outer, wire, inner_batching)
     return plain.named("muloco", problems if unknown is None else (unknown, *problems))

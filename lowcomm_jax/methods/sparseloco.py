@@ -64,7 +64,7 @@ def sparseloco(
         "name": "topk",
         "k": k,
         "block": block,
-        "values": "fp32" if unknown or bits == 32 else f"stat{bits:d}",
+        "values": "fp32" if unknown or bits == 32 else f"stat{int(bits)}",
         "mean": "regions" if mean is None else mean,
         "error_feedback": decay,
     }

@@ -187,7 +187,7 @@ def _check(strength, mode, learning_rate, scope, weight_decay, batch_axes) -> No
 
 
 def _in_tree(name: str, tree: PyTree, **limits: bool) -> str | None:
-    """What is wrong with the first number of a tree that is negative, or none; arrays pass."""
+    """A line about the first leaf that is no number from 0 on, or None; arrays with axes pass."""
     leaves = [tree] if tree is None else jax.tree.leaves(tree)
     numbers = (leaf for leaf in leaves if not getattr(leaf, "ndim", 0))
     found = (in_range(name, number, 0.0, float("inf"), **limits) for number in numbers)

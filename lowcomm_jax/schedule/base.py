@@ -301,7 +301,7 @@ class Schedule(abc.ABC):
     @property
     def one_delay(self) -> bool:
         """Whether `delay` is one value, of whatever type, and not one a region."""
-        return not getattr(self.delay, "ndim", isinstance(self.delay, tuple | list))
+        return not np.ndim(np.asarray(self.delay, object))
 
     @property
     def by_token_rate(self) -> bool:

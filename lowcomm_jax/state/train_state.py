@@ -262,7 +262,7 @@ class TrainState:
         return {"": self}
 
     def document(self) -> dict[str, Any]:
-        """What checkpoints and other regions are told besides, as JSON. (Of several trainers.)"""
+        """What checkpoints and other regions are told besides, as JSON: nothing, of one trainer."""
         return {}
 
 

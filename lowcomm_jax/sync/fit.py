@@ -1,7 +1,8 @@
 """What only the parameters' shapes can show: how they are cut and lie, and what does not fit them.
 
 `fitted` makes a `Fit` of an engine's settings and a parameter layout, or lists everything that is
-wrong. It compiles nothing and takes no arrays, so that commands ask it before they read a corpus.
+wrong. It takes no arrays, and compiles nothing but an optimizer's update of leaves of one entry,
+where channels average first moments. So commands ask it before they read a corpus.
 """
 
 from __future__ import annotations

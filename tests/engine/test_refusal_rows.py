@@ -1,6 +1,7 @@
 """Every row of the engine's table of refusals is met, and its line names what to change."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -590,6 +591,14 @@ MET = [
         "speeds=2.5: every region needs a positive speed",
     ),
     (m.decoupled_diloco(4, outages=[(0, 1)]), {}, "outages=((0, 1),): give (region, first tick"),
+    (
+        m.decoupled_diloco(4, 2, overlap=range(1, 4)),
+        {},
+        "overlap=range(1, 4): one number for all learners is needed",
+    ),
+    (m.decoupled_diloco(4, 2, np.array(0)), JOBS, "read beside the training; use at least 1"),
+    (m.streaming_diloco(4, 2, range(1, 4), 0.5), JOBS, "have the same; give one number"),
+    (m.streaming_diloco(4, 2, 1, 0.5, pattern=(re.compile("w"), re.compile("b"))), {}),
     (
         m.streaming_diloco(4, 2, (1, None, 1), [0.5], pattern=3),
         {},
