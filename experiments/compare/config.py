@@ -51,9 +51,9 @@ _ROWS = {
     ),
     "vary": (
         (),
-        "Fields that are varied, a text each: `method.period=10,30,90` lists values; with `draws` "
-        "also ranges, `inner.learning_rate=log(1e-4,1e-2)` and `method.alpha=uniform(0,1)`. Each "
-        "variant becomes one for every point: the grid of all values, or so many random ones.",
+        "Fields that are varied, a text each: method.period=10,30,90 lists values. With draws a "
+        "range may stand there, log(low,high) or the same with uniform. Each variant becomes one "
+        "for every point: the grid of all values, or so many random ones.",
     ),
     "draws": (int, "number of random points; None = the whole grid"),
     "draw_seed": (0, "seed of the random points"),

@@ -60,9 +60,9 @@ _ROWS = {
     "remat": (True, _OF_WORK["remat"]),
     "methods": (
         object,
-        'Rows by name: `preset`, a method of lowcomm_jax.methods (or "allreduce"), as published, '
+        'Rows by name: preset, a method of lowcomm_jax.methods (or "allreduce"), as published, '
         "or module:function of your own, and keywords of its factory that differ. overlap = "
-        '"auto" takes as many steps as hide a fragment\'s transfer, and `margin` more. A method '
+        '"auto" takes as many steps as hide a fragment\'s transfer, and margin more. A method '
         "that can never catch up with the link is refused unless it has stalls = True.",
     ),
     "loss_bound": (

@@ -39,19 +39,10 @@ class Copies:
 
     def __init__(self):
         self.calls = []
-        self.exchange = self.state_transfer = self
+        self.exchange = self
 
     def position(self, state):
         return state.landed
-
-    def donors(self):
-        return {1}
-
-    def want_state(self):
-        self.calls.append("asks")
-
-    def newest(self):
-        return 5, {"landed": 5}, {"of": "a peer"}
 
     def beat(self, position):
         self.calls.append(("is at", position))
@@ -70,13 +61,15 @@ def copied(monkeypatch):
 
 def test_who_has_copied_a_peer_tells_its_round_and_then_is_waited_for():
     region = Copies()
-    state = rejoin._copy_peer(region, None, "its own", None)
-    assert region.calls == ["asks", ("is at", 5), "comes in"]
+    given = 5, {"landed": 5}, {"of": "a peer"}
+    state = rejoin._copy_peer(region, None, "its own", given, ended=False)
+    assert region.calls == [("is at", 5), "comes in"]
     assert (state.own, state.of) == ("its own", ({"landed": 5}, {"of": "a peer"}))
 
 
-def test_who_takes_the_result_of_those_that_have_ended_asks_nobody_and_waits_for_nobody():
+def test_who_takes_the_result_of_those_that_have_ended_waits_for_nobody():
     """A run that is over has no rounds to come in to."""
     region = Copies()
-    state = rejoin._copy_peer(region, None, "its own", (9, {"landed": 9}, {"of": "the end"}))
+    given = 9, {"landed": 9}, {"of": "the end"}
+    state = rejoin._copy_peer(region, None, "its own", given, ended=True)
     assert region.calls == [("is at", 9)] and state.of == ({"landed": 9}, {"of": "the end"})
