@@ -304,6 +304,7 @@ def per_fragment(rules: Any) -> bool:
 
 
 def rule_of(rules: Any, fragment: int) -> Rule:
+    """The rule of this fragment: its own, or the one that all have."""
     return rules[fragment] if per_fragment(rules) else rules
 
 
