@@ -29,8 +29,8 @@ class Unit(NamedTuple):
         `joined`: each matrix is read as one row, and cut into units of just this width. None =
         short rows are joined. `alone`: so, too, and each unit is coded by itself, without the
         matrix.
-      each: of how many units of its own a slice of one row is made (`grid_of`), which `PerTensor`
-        says; None = of the fewest.
+      each: of how many units of its own a slice of one row is made (`grid_of`), where `PerTensor`
+        says so.
     """
 
     height: int
@@ -89,13 +89,11 @@ class Grid(NamedTuple):
         x = x.swapaxes(2, 3).reshape(layers, down * h, across * w)
         return x[:, :rows, :columns]
 
-    def real(self) -> np.ndarray | None:
-        """bool `[1, down, across, height, width]`, False for padding; None = there is none."""
-        if not self.padded:
-            return None
+    def real(self) -> tuple[np.ndarray, np.ndarray]:
+        """bool `[down, height]` and `[across, width]`, False for rows and columns of padding."""
         sides = (self.down, self.height, self.rows), (self.across, self.width, self.columns)
         down, across = (np.arange(n * size).reshape(n, size) < end for n, size, end in sides)
-        return down[None, :, None, :, None] & across[None, None, :, None, :]
+        return down, across
 
 
 def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) -> Grid:
@@ -105,7 +103,7 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     values, which would make units of less than a quarter of the unit, each matrix is read as one
     row. A payload that is cut into `slices` deals out units along a side. Where neither side
     divides, a matrix of fewer rows than slices is read as one row, too, and of a single row of few
-    units each slice gets units of its own: the fewest equal ones, or narrower ones (`PerTensor`).
+    units each slice gets units of its own: the fewest equal ones, or `unit.each` (`PerTensor`).
     How many layers there are counts for nothing, so that a stack and a part of it have equal units.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
@@ -125,11 +123,11 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     if flat := joins and n > 1 and short:
         n, m = 1, n * m
     height, width = side(n, unit.height), side(m, unit.width)
-    if joins and 1 < n < slices and -(-m // width) % slices:
+    if joins and 1 < n < slices and (unit.each or -(-m // width) % slices):
         n, m, flat = 1, n * m, True
         width = side(m, unit.width)
     across = -(-m // width)
-    if n == 1 and across % slices and across < FEW * slices:
+    if n == 1 and (unit.each or across % slices) and across < FEW * slices:
         of_slice = -(-m // slices)
         width = -(-of_slice // (unit.each or -(-of_slice // unit.width)))
     return Grid(layers, n, m, height, width, flat)

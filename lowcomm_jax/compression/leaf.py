@@ -141,11 +141,25 @@ class InUnits(LeafCodec):
         self, x: jax.Array, state: PyTree, place: Placement, params: jax.Array | None = None
     ) -> tuple[PyTree, PyTree]:
         params = None if params is None else place.to_units(params)
-        of_units, shares = self._of_units(place), place.shares
-        payload = self.code(place.to_units(x), place.matrix(), params, of_units)
-        if shares is not None:
-            payload = {k: shares.gather(v) if k in of_units else v for k, v in payload.items()}
-        return payload, state
+        units, matrix = place.to_units(x), place.matrix()
+        return self.code_whole(units, matrix, place, self, params), state
+
+    def code_whole(
+        self,
+        units: jax.Array,
+        matrix: Matrix,
+        place: Placement,
+        owner: LeafCodec,
+        params: jax.Array | None = None,
+    ) -> Payload:
+        """`code`; of a leaf in shares the arrays of all units, as in the payload of `owner`."""
+        shares = place.shares
+        if shares is None:
+            return self.code(units, matrix, params)
+        like = owner.payload_like(place)
+        of_units = {k for k, x in like.items() if x.shape[shares.side :][:1] == (shares.count,)}
+        payload = self.code(units, matrix, params, of_units)
+        return {k: shares.gather(v) if k in of_units else v for k, v in payload.items()}
 
     def code(
         self,
@@ -173,18 +187,11 @@ class InUnits(LeafCodec):
         return {name: mark(name, x) for name, x in payload.items()}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
-        own = _taken(payload, place.shares)
+        own = taken(payload, place.shares)
         return place.from_units(self.codec.decode(own, place.sides))
 
-    def _of_units(self, place: Placement) -> set[str] | None:
-        """Of a leaf in shares: names of the arrays with an entry for each unit; None = not so."""
-        if place.shares is None:
-            return None
-        side, like = place.shares.side, self.payload_like(place)
-        return {name for name, x in like.items() if x.shape[side] == place.shares.count}
-
     def mean(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
-        own_R = _taken(payload_R, place.shares, lead=1)
+        own_R = taken(payload_R, place.shares, lead=1)
         return place.from_units(self.mean_units(own_R, weight_R, place))
 
     def mean_units(self, payload_R: PyTree, weight_R: jax.Array, place: Placement) -> jax.Array:
@@ -222,7 +229,7 @@ class InUnits(LeafCodec):
         return self.codec.sends_all(place.sides)
 
 
-def _taken(payload: Payload, shares: UnitShares | None, lead: int = 0) -> Payload:
+def taken(payload: Payload, shares: UnitShares | None, lead: int = 0) -> Payload:
     """A device's share of a payload that is whole; `lead` more axes are in front of its arrays.
 
     Of slices that are joined, an array of a matrix has an entry for each unit, too.

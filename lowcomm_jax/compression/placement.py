@@ -7,20 +7,21 @@ the first that fits:
 | --- | --- | --- |
 | as it lies | every device holds whole units | nothing |
 | by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
-| in shares, a matrix at a time | a side has whole units | an all-to-all; the payload is gathered |
+| in shares, a matrix at a time | it has several units | all-to-alls; the payload is gathered |
 | gathered, a matrix at a time | | a gather; every device codes all |
 | not at all | the matrix takes more than 128 MiB | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
-units along the other side (`UnitShares`). Where both sides are cut, the cut that leaves each device
-more is gathered before. A side of one unit, a padded one, and a codec that cannot
-(`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too:
-where a device's share, the mean of a slice, and three times the payload each take at most that.
+units along the other side, or along this one (`UnitShares`). The smallest share decides, and
+whether the leaf is moved before. Where both sides stay cut, the cut that leaves each device more is
+gathered before. Where a device holds no piece of a side, all is gathered, and each device codes its
+share. A matrix of one unit, and a codec that cannot (`LeafCodec.in_shares`) have no shares. For a
+two-shot a matrix above 128 MiB may be in shares, too: where a device's share, the mean of a slice,
+and three times the payload each take at most that.
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
-the ways above, one where that takes a sixteenth or more gives way to the next where it takes less
-(`Placement.deals_evenly`). So 28 of 38,324 counted cases take more bytes than before the grid
-(commit 656db1e2): at most 1.031 times, in leaves of less than 100 kB. In sum they take 0.3 % less.
+the ways above, one where that takes a sixteenth or more, or anything of a leaf of at most 256 kB,
+gives way to the next where it takes less (`Placement.deals_evenly`).
 
 Of a pipeline stage the leaf is the stage's part. Where stages hold layers of a stack, units, slices
 and keys are those of the whole stack. Of another leaf each codes its part as if it were all.
@@ -35,7 +36,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ from lowcomm_jax.mesh.regions import axis_names
 from lowcomm_jax.mesh.stages import STAGE
 
 LARGEST = 1 << 27  # bytes of fp32 values that a device codes, or gathers, at once
+SMALL = 1 << 18  # bytes of fp32 values that are rather gathered than sent with more padding
 PyTree = Any
 Axes = tuple[str, ...]
 
@@ -66,7 +68,7 @@ class Placement:
       moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
       gathers: (dimension, mesh axes), gathered one matrix at a time while coding.
       shares: how the units are divided among the devices of the last of `gathers`, which then give
-        one another parts and gather nothing. None = every device codes all units.
+        one another parts and gather no values. None = every device codes all units.
       axes: mesh axes that cut (layers, down, across) while units are coded.
       stages: pipeline stages that each code a part or a copy of the leaf.
       stage: dimension that is cut over the stages; None = each has the whole.
@@ -187,12 +189,17 @@ class Placement:
         if not self.gathers:
             return x
         lead, shares = int(self.stacked), self.shares
-        for dim, axes in self.gathers[: None if shares is None else -1]:
+        way = None if shares is None else shares.way
+        for dim, axes in self.gathers[: None if way in (None, "gathered") else -1]:
             x = jax.lax.all_gather(x, axes, axis=dim + 1 - lead, tiled=True)
-        if shares is not None:
+        if way == "along":
+            x = shares.pass_on(self._matrices(x), self._held[shares.side - 1])
+        elif way == "gathered":
+            x = shares.take(self._matrices(x), size=self.sides[shares.side - 1])
+        elif way == "across":
             side, cut = self._traded
             x = x.reshape(self._with_one_axis(x.shape))
-            x = shares.deal(x, side, self.sides[shares.side - 1])
+            x = shares.fill_up(x, side, self.sides[shares.side - 1])
             x = jax.lax.all_to_all(x, shares.axes, split_axis=side, concat_axis=cut, tiled=True)
         return x.reshape(x.shape[0], *self._held)
 
@@ -202,14 +209,21 @@ class Placement:
             return x_lxnxm
         lead, shares, gathers = int(self.stacked), self.shares, self.gathers
         x, shape = x_lxnxm, [len(x_lxnxm), *self.shape[lead:]]
-        if shares is not None:
+        real = 0 if shares is None else (self.grid.rows, self.grid.columns)[shares.side - 1]
+        if shares is not None and shares.way == "gathered":
+            x = jax.lax.all_gather(x, shares.axes, axis=shares.side, tiled=True)
+            x = jax.lax.slice_in_dim(x, 0, real, axis=shares.side)
+        elif shares is not None:
             *gathers, (dim, axes) = gathers
-            side, cut = self._traded
-            sides = list(self._with_one_axis(shape))
-            sides[side] = x.shape[shares.side]
-            x = x.reshape(sides)
-            x = jax.lax.all_to_all(x, axes, split_axis=cut, concat_axis=side, tiled=True)
-            x = shares.undeal(x, side, self.sides[shares.side - 1])
+            if shares.way == "along":
+                x = shares.pass_on(x, real // shares.devices)
+            else:
+                side, cut = self._traded
+                sides = list(self._with_one_axis(shape))
+                sides[side] = x.shape[shares.side]
+                x = x.reshape(sides)
+                x = jax.lax.all_to_all(x, axes, split_axis=cut, concat_axis=side, tiled=True)
+                x = jax.lax.slice_in_dim(x, 0, real, axis=side)
             shape[dim + 1 - lead] //= shares.devices
         x = x.reshape(shape)
         for dim, axes in gathers:
@@ -265,7 +279,12 @@ class Placement:
 
     def matrix(self) -> Matrix:
         """What a codec may ask about its matrices."""
-        return self._matrix(None, self._real())
+
+        def held(x, axis):
+            shares = self.shares
+            return x if shares is None or axis != shares.side else shares.take(x)
+
+        return self._matrix(None, self._real(held))
 
     def _matrix(self, select: Callable | None, real: jax.Array | None) -> Matrix:
         """select: `(units, axis)` -> those of a slice along that axis; None = all of them count."""
@@ -296,15 +315,16 @@ class Placement:
 
         return Matrix(total, largest, real)
 
-    def _real(self) -> jax.Array | None:
-        real = self.grid.real()
-        if real is None:
+    def _real(self, of: Callable = lambda x, axis: x) -> jax.Array | None:
+        """`Matrix.real`; of: `(bool array, axis)` -> those of some units along that axis."""
+        if not self.grid.padded:
             return None
         # A side that is padded is not cut, so that of a side that is cut all values are real.
-        side = 0 if self.shares is None else self.shares.side
-        if self.axes[1] or side == 1:
-            real = real[:, :1]
-        return jnp.asarray(real[:, :, :1] if self.axes[2] or side == 2 else real)
+        down, across = (
+            x[:1] if axes else x for x, axes in zip(self.grid.real(), self.axes[1:], strict=True)
+        )
+        down, across = down[None, :, None, :, None], across[None, None, :, None, :]
+        return of(jnp.asarray(down), 1) & of(jnp.asarray(across), 2)
 
     def array_spec(self, shape: Sequence[int]) -> P:
         """Layout of a payload array `[L, down, across, ...]`, or with 1 in place of these.
@@ -336,9 +356,11 @@ class Placement:
 
     @property
     def deals_evenly(self) -> bool:
-        """Whether devices fill up slices by less than a sixteenth, or as little as one device."""
+        """Whether devices fill up slices as little as one device, or by less than a sixteenth."""
         fraction = self._dealt.fraction
-        return fraction <= self.alone._dealt.fraction or 16 * self.slices * fraction < 17
+        small = 4 * math.prod(self.matrices) <= SMALL
+        little = not small and 16 * self.slices * fraction < 17
+        return little or fraction <= self.alone._dealt.fraction
 
     @property
     def _start(self) -> jax.Array | int:
@@ -397,27 +419,31 @@ class Placement:
             empty = jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=dim))
             return jnp.take(jnp.concatenate([x, empty], dim), jnp.asarray(table)[number], dim)
 
-        real = self._real()
-        if real is not None and axis and real.shape[axis] == held:
-            real = self.deal(real)[number]
-        return self._matrix(select, real)
+        def of_slice(x, dim):
+            return self.deal(x)[number] if dim == axis and x.shape[dim] == held else x
+
+        return self._matrix(select, self._real(of_slice))
 
 
 class UnitShares(NamedTuple):
     """Equal shares of the units along a side of the grid, one a device of some mesh axes.
 
-    Where the units do not divide, the last of them are in several shares.
+    Where the units do not divide, the last ones are filled up by repeating what comes last.
 
     Attributes:
       axes, devices: mesh axes, and how many devices they have.
       side: 1 = down, 2 = across.
       count: units along it.
+      way: how values come to a share. `across`: the mesh axes cut the other side, and devices give
+        one another parts. `along`: they cut this one, and neighbours do. `gathered`: each device
+        takes its share of all values.
     """
 
     axes: Axes
     devices: int
     side: int
     count: int
+    way: Literal["across", "along", "gathered"]
 
     @property
     def each(self) -> int:
@@ -429,31 +455,61 @@ class UnitShares(NamedTuple):
         """Fraction of all units that a device codes."""
         return self.each / self.count
 
-    def deal(self, x: jax.Array, axis: int, size: int) -> jax.Array:
-        """All shares along an axis, on which a unit takes `size` places."""
-        full, share = self.count // self.each, self.each * size
-        last = jax.lax.slice_in_dim(x, x.shape[axis] - share, None, axis=axis)
-        even = jax.lax.slice_in_dim(x, 0, full * share, axis=axis)
-        return jnp.concatenate([even] + [last] * (self.devices - full), axis)
+    @property
+    def cost(self) -> float:
+        """Matrices that a device holds for it."""
+        return self.fraction + (self.way == "gathered")
 
-    def undeal(self, x: jax.Array, axis: int, size: int = 1) -> jax.Array:
-        """Inverse of `deal`."""
-        full, share = self.count // self.each, self.each * size
-        even = jax.lax.slice_in_dim(x, 0, full * share, axis=axis)
-        if full * self.each == self.count:
-            return even
-        end = (full + 1) * share
-        start = end - (self.count * size - full * share)
-        return jnp.concatenate([even, jax.lax.slice_in_dim(x, start, end, axis=axis)], axis)
+    def fill_up(self, x: jax.Array, axis: int, size: int = 1) -> jax.Array:
+        """All shares along an axis, on which a unit takes `size` places."""
+        width = [(0, 0)] * x.ndim
+        width[axis] = (0, self.devices * self.each * size - x.shape[axis])
+        return jnp.pad(x, width, mode="edge") if width[axis][1] else x
 
     def gather(self, x: jax.Array) -> jax.Array:
         """`[l, down, across, ...]` of all units, from a device's share."""
-        return self.undeal(jax.lax.all_gather(x, self.axes, axis=self.side, tiled=True), self.side)
+        x = jax.lax.all_gather(x, self.axes, axis=self.side, tiled=True)
+        return jax.lax.slice_in_dim(x, 0, self.count, axis=self.side)
 
-    def take(self, x: jax.Array, lead: int = 0) -> jax.Array:
-        """A device's share of what has an entry for each unit, behind `lead` more axes."""
-        start = jnp.minimum(jax.lax.axis_index(self.axes) * self.each, self.count - self.each)
-        return jax.lax.dynamic_slice_in_dim(x, start, self.each, self.side + lead)
+    def take(self, x: jax.Array, lead: int = 0, size: int = 1) -> jax.Array:
+        """A device's share of what has `size` entries for each unit, behind `lead` more axes."""
+        axis, share = self.side + lead, self.each * size
+        start = jax.lax.axis_index(self.axes) * share
+        return jax.lax.dynamic_slice_in_dim(self.fill_up(x, axis, size), start, share, axis)
+
+    def pass_on(self, x: jax.Array, size: int) -> jax.Array:
+        """Of values in pieces of equal size, one a device along the side, pieces of `size`.
+
+        Device d gets those from d * size on; beyond the last value it is repeated.
+        """
+        axis, held, last = self.side, x.shape[self.side], self.devices - 1
+        needed = [
+            min(place // held, last) - d
+            for d in range(self.devices)
+            for place in (d * size, (d + 1) * size - 1)
+        ]
+        low, high = min(needed), max(needed)
+
+        def of_neighbour(k):
+            pairs = [(d + k, d) for d in range(self.devices) if 0 <= d + k <= last]
+            return x if k == 0 else jax.lax.ppermute(x, self.axes, pairs)
+
+        joined = jnp.concatenate([of_neighbour(k) for k in range(low, high + 1)], axis)
+        # `joined` begins with the piece of device d + low.
+        begin = np.arange(self.devices) * (size - held) - low * held
+        missing = max(begin) + size - joined.shape[axis]
+        if missing > 0:
+            joined = jnp.pad(joined, [(0, missing * (i == axis)) for i in range(x.ndim)])
+        device = jax.lax.axis_index(self.axes)
+        start = jnp.asarray(begin)[device]
+        piece = jax.lax.dynamic_slice_in_dim(joined, start, size, axis)
+        if size <= held:
+            return piece
+        real = np.minimum(self.devices * held - np.arange(self.devices) * size, size)
+        at = jnp.asarray(np.maximum(begin + real - 1, 0))[device]
+        final = jax.lax.dynamic_slice_in_dim(joined, at, 1, axis)
+        places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, axis)
+        return jnp.where(places < jnp.asarray(real)[device], piece, final)
 
 
 class Dealt(NamedTuple):
@@ -550,18 +606,16 @@ def _place(
         if way.deals_evenly:
             return way
         first_way = first_way or way
-    gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
-    layers, shares = cuts.get(0, ()) if is_stacked else (), None
-    if in_shares and gathers:
-        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
-        smallest = _shares(plain, *gathers[-1])
-        shares = smallest if smallest.fraction < 1 else None
-    given = {"axes": (layers, (), ()), "gathers": tuple(gathers), "shares": shares}
-    gathered = dataclasses.replace(plain, **given)
+    gathered = _gathered(plain, cuts)
+    if in_shares and gathered.gathers:
+        ways = [_gathered(plain, *way) for way in _moved(plain, cuts)]
+        ways = [_in_shares(way) for way in ways if way.gathers]
+        gathered = min(ways, key=lambda way: 2 if way.shares is None else way.shares.cost)
+    shares = gathered.shares
     count, n, m = plain.matrices
     together = count if unit.rows == "joined" else 1  # such units are coded all at once
     held = 4 * together * n * m
-    if shares is not None and slices > 1:
+    if shares is not None and shares.cost < 1 and slices > 1:
         # A share of the matrix; the mean of a slice; the payload, its slices and their buffer.
         held = min(held, max(held * shares.fraction, 4 * count * n * m / slices, 3 * nbytes))
     too_large = held > LARGEST
@@ -578,27 +632,54 @@ def _place(
 
 def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
     """As the leaf lies, then moved to rows, columns or layers: where devices hold whole units."""
-    if (axes := _fitting(plain, cuts)) is not None:
-        yield dataclasses.replace(plain, axes=axes)
+    for after, moves in _moved(plain, cuts):
+        if (axes := _fitting(plain, after)) is not None:
+            yield dataclasses.replace(plain, axes=axes, moves=moves)
+
+
+def _moved(plain: Placement, cuts: dict[int, Axes]) -> Iterator[tuple[dict, tuple]]:
+    """(cuts, moves) of the leaf as it lies, and moved to rows, columns or layers."""
+    yield cuts, ()
     shape, is_stacked = plain.shape, plain.stacked
     lead, at = int(is_stacked), first_column(shape, is_stacked)
     for to in dict.fromkeys((lead, at, 0) if is_stacked else (lead, at)):
         moved = {d: a for d, a in cuts.items() if d != to and not (is_stacked and d == 0)}
         joined = (*cuts.get(to, ()), *(axis for axes in moved.values() for axis in axes))
         after = {to: joined} | ({0: cuts[0]} if is_stacked and 0 in cuts and to else {})
-        fits = shape[to] % plain.devices(joined) == 0
-        if fits and (axes := _fitting(plain, after)) is not None:
-            moves = tuple((dim, axes, to) for dim, axes in moved.items())
-            yield dataclasses.replace(plain, axes=axes, moves=moves)
+        if shape[to] % plain.devices(joined) == 0:
+            yield after, tuple((dim, axes, to) for dim, axes in moved.items())
+
+
+def _gathered(plain: Placement, cuts: dict[int, Axes], moves: tuple = ()) -> Placement:
+    """Every device codes all units of its layers."""
+    gathers = tuple((d, a) for d, a in cuts.items() if not (plain.stacked and d == 0))
+    layers = cuts.get(0, ()) if plain.stacked else ()
+    return dataclasses.replace(plain, axes=(layers, (), ()), moves=moves, gathers=gathers)
+
+
+def _in_shares(way: Placement) -> Placement:
+    """The same in shares; a matrix of one unit has none."""
+    if way.grid.down * way.grid.across <= 1:
+        return way
+    gathers = sorted(way.gathers, key=lambda cut: _shares(way, *cut).cost, reverse=True)
+    return dataclasses.replace(way, gathers=tuple(gathers), shares=_shares(way, *gathers[-1]))
 
 
 def _shares(plain: Placement, dim: int, axes: Axes) -> UnitShares:
-    """Of the side that this dimension is not of; a side that cannot be shared has one unit."""
-    side, grid = 1 if dim >= first_column(plain.shape, plain.stacked) else 2, plain.grid
-    count = (grid.down, grid.across)[side - 1]
-    whole = (grid.rows, grid.columns)[side - 1] == count * plain.sides[side - 1]
-    units = max(count, 1) if whole and not grid.flat else 1
-    return UnitShares(axes, plain.devices(axes), side, units)
+    """Those among the devices that cut a dimension for which one holds least.
+
+    Along the side of this dimension a device has to hold one piece: it is the first one of it.
+    """
+    lead, at = int(plain.stacked), first_column(plain.shape, plain.stacked)
+    grid, given = plain.grid, (axes, plain.devices(axes))
+    counts = [max(count, 1) for count in (1, grid.down, grid.across)]
+    own = 2 if dim >= at or grid.flat else 1
+    ways = [UnitShares(*given, side, counts[side], "gathered") for side in (1, 2)]
+    if not grid.flat:
+        ways.append(UnitShares(*given, 3 - own, counts[3 - own], "across"))
+    if dim == lead or (dim == at and not grid.flat):
+        ways.append(UnitShares(*given, own, counts[own], "along"))
+    return min((way for way in ways if way.count > 1), key=lambda way: way.cost)
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

@@ -311,31 +311,33 @@ class PerTensor(Codec):
     def _on_one_device(self, name: str, shape: tuple[int, ...]) -> Placement:
         """How one device codes a leaf, or a stage's part of it.
 
-        Slices with units of their own (`grid_of`) have those of a divisor, one more, the fewest
-        equal ones, or up to three more, whichever take the fewest bytes: some pad less, or fill
-        whole bytes. Devices may then have to gather such a leaf, since its units follow from bytes
-        and never from where it lies. Layers are alike, so one of them decides for a stack, and for
-        a stage's part of it.
+        Slices with units of their own (`grid_of`), and of matrices of fewer rows, have those of a
+        divisor, also of a multiple of four, one more, the fewest equal ones, or up to three more,
+        whichever take the fewest bytes: some pad less, or fill whole bytes. Devices may then have
+        to gather such a leaf, since its units follow from bytes and never from where it lies.
+        Layers are alike, so one of them decides for a stack, and for a stage's part of it.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))
         usual = Placement(shape, stack, unit, self.slices)
-        wholly = dataclasses.replace(usual, slices=1)
-        if usual.grid == wholly.grid:
+        rows, as_whole = usual.grid.rows, usual.grid == dataclasses.replace(usual, slices=1).grid
+        if as_whole and not 1 < rows < self.slices:
             return usual
-        columns = usual.grid.columns
+        columns = rows * usual.grid.columns
         each = -(-columns // self.slices)
         even = side(each, unit.width)
         more = side(each, -(-columns // (-(-columns // even) + 1)))
+        fours = side(each + -each % 4, unit.width)  # of the narrowest codes a byte holds four
         fewest = -(-each // unit.width)
-        counts = -(-each // even), -(-each // more), *range(fewest, fewest + 4)
-        units = (unit._replace(each=count) for count in dict.fromkeys(counts))
+        counts = *(-(-each // width) for width in (even, more, fours)), *range(fewest, fewest + 4)
+        counts = *([None] if as_whole else []), *dict.fromkeys(counts)
 
         def nbytes(way):
             one = way.shape if not stack else (1, *way.shape[1:])
             return codec.dealt_nbytes(dataclasses.replace(way, shape=one))
 
-        return min((dataclasses.replace(usual, unit=unit) for unit in units), key=nbytes)
+        ways = [dataclasses.replace(usual, unit=unit._replace(each=count)) for count in counts]
+        return min(ways, key=nbytes)
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:
         """fn(leaf description, *entries of `rest`) for every leaf, in order."""

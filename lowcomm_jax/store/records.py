@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-FORMAT = 13
+FORMAT = 14
 
 RUN = "run"
 """The key of a run's own record."""

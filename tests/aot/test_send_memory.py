@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 from aot.aot_cases import M, needs
 from jax.sharding import PartitionSpec as P
 
@@ -43,6 +44,19 @@ def test_a_table_of_units_that_do_not_divide_is_coded_in_shares():
     shape = 125 * 64, 7 * 64
     held = temporaries("h100:2x8", 8, make("topk_stat2"), shape, P(None, "fsdp"))
     assert held < 4 * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize(
+    "name, shape, spec",
+    [
+        ("topk", (61, 539992), P(None, "fsdp")),  # one unit down, padded ones along the cut
+        ("topk_stat2", (32003, 768), P(None, "fsdp")),  # a vocabulary that nothing divides
+        ("random_k", (4000, 8192 - 8), P(None, "fsdp")),  # rows that are joined
+    ],
+)
+def test_padded_matrices_of_almost_128_mib_are_not_gathered(name, shape, spec):
+    held = temporaries("h100:2x8", 8, make(name), shape, spec)
+    assert held < 0.55 * 4 * shape[0] * shape[1]
 
 
 def test_layers_of_a_large_stack_change_one_state():

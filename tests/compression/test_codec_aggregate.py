@@ -1,5 +1,6 @@
 """Reduction of payloads: means over senders, two-shot, routes, regions and shards."""
 
+import itertools
 import math
 
 import codec_cases
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import DCTTopK, PerTensor, TopK, error_feedback, make, route
+from lowcomm_jax.compression import DCTTopK, PerTensor, TopK, error_feedback, make, make_leaf, route
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.placement import place
 from lowcomm_jax.exchange import MeshExchange
@@ -248,13 +249,18 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
 @pytest.mark.parametrize(
     "shape, stacked, spec, mesh, part",  # of dct_topk and bf16_gate two are quick ones
     [
-        ((320, 192), False, P(None, "fsdp"), {"fsdp": 4}, 2 / 5),  # rows: 5 units by 4 devices
-        ((320, 192), False, P("fsdp"), {"fsdp": 8}, 1 / 3),  # columns: 3 units by 8 devices
+        ((576, 96), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # rows: 9 units by 4 devices
+        ((128, 192), False, P("fsdp"), {"fsdp": 8}, 1 / 3),  # columns: 3 units by 8 devices
         ((3, 192, 134), True, P(None, None, "fsdp"), {"fsdp": 2}, 2 / 3),  # padded columns
         ((192, 5, 60), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 3),  # a dimension inside M
         ((5, 60, 192), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # inside N
-        ((320, 192), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 2 / 5),  # two cuts
-        ((134, 134), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}, 1),  # padded: gathered
+        ((130, 68), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 2 / 5),  # two cuts
+        ((130, 132), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 1 / 3),
+        ((134, 134), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}, 2 / 3),  # both padded
+        ((61, 1048), False, P(None, "fsdp"), {"fsdp": 8}, 3 / 17),  # along the cut side, padded
+        ((2, 1544, 40), True, P(None, "fsdp"), {"fsdp": 4}, 7 / 25),  # likewise, of a stack's rows
+        ((5, 28, 57), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 4),  # taken of all that is gathered
+        ((520,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}, 1 / 5),  # of a vector
     ],
 )
 def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh, part):
@@ -281,8 +287,15 @@ def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh,
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
-@pytest.mark.parametrize("name", ["topk", "topk_stat2"])
-@pytest.mark.parametrize("shape", [(320, 192), (60, 192)])
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        *itertools.product(["topk", "topk_stat2"], [(320, 192), (60, 192), (1048, 60)]),
+        ("int4", (1100, 3)),  # rows are joined
+        ("stat4", (1100, 3)),
+        ("stat4", (1051 * 4,)),  # padded
+    ],
+)
 def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
     """Payloads and mean of two regions of four devices, and of one."""
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -298,6 +311,35 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
             return payload, exchange.reduce(payload, both, like).mean
 
         found.append(round_(x))
+    assert exchange.placed(like).places["x"].shares is not None
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("values", ["fp32", "stat4"])
+@pytest.mark.parametrize(
+    "shape, stacked, spec, mesh",
+    [
+        ((3, 40, 40), True, P(None, None, "fsdp"), {"fsdp": 8}),  # 25 groups, moved to rows
+        ((1064,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}),  # 17, padded
+        ((25, 40), False, P(None, "fsdp"), {"fsdp": 8}),  # 16, taken of all
+    ],
+)
+def test_random_groups_in_shares_come_to_the_same_bits(values, shape, stacked, spec, mesh):
+    given = {"one_in": 64 if values == "fp32" else 3, "values": make_leaf(values)}
+    codec = make("random_k", stacked=("x",) if stacked else (), **given)
+    like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    x = {"x": np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)}
+    found = []
+    for sizes in ({}, mesh):
+        exchange = MeshExchange(Regions(1, make_mesh(**sizes)), codec, {"x": spec})
+
+        @jax.jit
+        def round_(x, state, exchange=exchange):
+            payload, state = exchange.encode(x, state)
+            mean = exchange.reduce(payload, jnp.ones(1), like).mean
+            return payload, state, mean, exchange.decode(payload, like)
+
+        found.append(round_(x, jax.tree.map(lambda s: s[None], codec.init(like))))
     assert exchange.placed(like).places["x"].shares is not None
     jax.tree.map(np.testing.assert_array_equal, *found)
 
@@ -401,6 +443,26 @@ def test_slices_of_a_codebook_have_narrower_units_where_that_takes_fewer_bytes()
     assert place.gathers and place.sides == (1, 76)
     like = {"x": jax.ShapeDtypeStruct((1064,), jnp.float32)}
     assert make("stat4").in_slices(2).dealt_nbytes(like) == 2 * (7 * 38 + 16 * 4)
+
+
+@pytest.mark.parametrize(
+    "name, shape, stacked, slices, cut, nbytes",  # as before there was a grid
+    [
+        ("fp32", (12, 64), False, 6, 0, 3072),
+        ("bf16", (16, 12, 64), True, 6, 1, 24576),
+        ("int8", (50304,), False, 2, 0, 51352),
+        ("stat2", (50304,), False, 5, 0, 12660),
+        ("stat2", (8, 3, 1000), True, 4, 2, 6528),
+    ],
+)
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_slices_of_small_leaves_take_equal_bytes_on_any_devices(
+    name, shape, stacked, slices, cut, nbytes, devices
+):
+    like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    codec = make(name, stacked=("x",) if stacked else ()).in_slices(slices)
+    sizes, spec = {"region": slices, "fsdp": devices}, P(*[None] * cut, "fsdp")
+    assert codec.placed(like, {"x": spec}, sizes, False).dealt_nbytes(like) == nbytes
 
 
 def test_a_matrix_without_entries_has_no_shares():

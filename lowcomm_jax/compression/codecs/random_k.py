@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.codecs.cast import FP32
 from lowcomm_jax.compression.grid import Shape, Unit
-from lowcomm_jax.compression.leaf import InUnits, LeafCodec
+from lowcomm_jax.compression.leaf import InUnits, LeafCodec, taken
 from lowcomm_jax.compression.means import PyTree
 from lowcomm_jax.compression.placement import Placement
 from lowcomm_jax.compression.units import UnitCodec, not_of_units
@@ -66,6 +66,9 @@ class RandomK(LeafCodec):
             together = -(-groups // max(-(-groups // _GROUPS), 1))
         return Unit(1, self.one_in * together, "joined")
 
+    def in_shares(self, matrices: Shape) -> bool:
+        return True
+
     def init(self, place: Placement, seed: int) -> PyTree:
         return {"key": jnp.asarray(np.array([seed % 2**32, 0], np.uint32))}
 
@@ -74,9 +77,9 @@ class RandomK(LeafCodec):
 
     def _chosen(self, key: jax.Array, place: Placement, layers: int) -> jax.Array:
         """Which value of each group is chosen: bool `[l, 1, across, groups, s]`, a device's own."""
-        grid, groups = place.grid, -(-place.grid.width // self.one_in)
-        across = grid.across // place.devices(place.axes[2])
-        axes = place.axes[2]
+        grid, groups, shares = place.grid, -(-place.grid.width // self.one_in), place.shares
+        axes = place.axes[2] if shares is None else shares.axes
+        across = grid.across // place.devices(axes) if shares is None else shares.each
         column = jax.lax.axis_index(axes) * across if axes else 0
 
         def numbers(start, count):
@@ -105,12 +108,12 @@ class RandomK(LeafCodec):
         units = matrix.filled(place.to_units(x))
         chosen = self._chosen(key, place, x.shape[0])
         kept = jnp.sum(jnp.where(chosen, self._groups(units), 0.0), axis=-1)
-        coded = InUnits(self.values).code(kept[..., None, :], matrix.unpadded)
-        payload = {"key": key, **coded}
+        kept, values = kept[..., None, :], InUnits(self.values)
+        payload = {"key": key, **values.code_whole(kept, matrix.unpadded, place, self)}
         return payload, {"key": key + jnp.array([0, 1], jnp.uint32)}
 
     def decode(self, payload: PyTree, place: Placement) -> jax.Array:
-        coded = {name: x for name, x in payload.items() if name != "key"}
+        coded = taken({name: x for name, x in payload.items() if name != "key"}, place.shares)
         groups = -(-place.grid.width // self.one_in)
         kept = self.values.decode(coded, (1, groups))[..., 0, :, None]
         kept = kept * float(self.one_in) if self.unbiased else kept
