@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-FORMAT, EPOCH, JOB = 13, 1, 1  # the first job in this place, in the run's first epoch
+FORMAT, EPOCH, JOB = 14, 1, 1  # the first job in this place, in the run's first epoch
 FOLDER, RUN, SECRET = Path(*sys.argv[1:3]), sys.argv[2], os.environ["LOWCOMM_SECRET"].encode()
 REGION, COUNT, ROUNDS, PERIOD = map(int, sys.argv[3:7])
 RATE, MOMENTUM = map(np.float32, sys.argv[7:9])
