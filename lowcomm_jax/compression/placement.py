@@ -12,12 +12,11 @@ the first that fits:
 | not at all | the matrix takes more than 128 MiB | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
-units along the other side, or along this one (`UnitShares`). The smallest share decides, and
-whether the leaf is moved before. Where both sides stay cut, the cut that leaves each device more is
-gathered before. Where a device holds no piece of a side, all is gathered, and each device codes its
-share. A matrix of one unit, and a codec that cannot (`LeafCodec.in_shares`) have no shares. For a
-two-shot a matrix above 128 MiB may be in shares, too: where a device's share, the mean of a slice,
-and three times the payload each take at most that.
+units along the other side, or, where a share is then smaller, along this one (`UnitShares`). Where
+both sides are cut, the cut that leaves each device more is gathered before. A matrix of one unit,
+and a codec that cannot (`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128
+MiB may be in shares, too: where a device's share, the mean of a slice, and three times the payload
+each take at most that.
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
 the ways above, one where that takes a sixteenth or more, or anything of a leaf of at most 256 kB,
@@ -36,7 +35,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,18 +188,19 @@ class Placement:
         if not self.gathers:
             return x
         lead, shares = int(self.stacked), self.shares
-        way = None if shares is None else shares.way
-        for dim, axes in self.gathers[: None if way in (None, "gathered") else -1]:
+        for dim, axes in self.gathers[: None if shares is None else -1]:
             x = jax.lax.all_gather(x, axes, axis=dim + 1 - lead, tiled=True)
-        if way == "along":
-            x = shares.pass_on(self._matrices(x), self._held[shares.side - 1])
-        elif way == "gathered":
-            x = shares.take(self._matrices(x), size=self.sides[shares.side - 1])
-        elif way == "across":
-            side, cut = self._traded
-            x = x.reshape(self._with_one_axis(x.shape))
-            x = shares.fill_up(x, side, self.sides[shares.side - 1])
-            x = jax.lax.all_to_all(x, shares.axes, split_axis=side, concat_axis=cut, tiled=True)
+        if shares is not None:
+            (first, cut), share = self._traded, self._held[shares.side - 1]
+            if not shares.along:
+                x = x.reshape(self._with_one_axis(x.shape))
+            if first != cut:
+                size = x.shape[first]
+                even = size + -size % shares.devices if shares.along else share * shares.devices
+                x = filled_up(x, first, even - size)
+                x = jax.lax.all_to_all(x, shares.axes, first, cut, tiled=True)
+            if shares.along:
+                x = shares.pass_on(self._matrices(x), share, self._shared_side)
         return x.reshape(x.shape[0], *self._held)
 
     def own(self, x_lxnxm: jax.Array) -> jax.Array:
@@ -209,21 +209,20 @@ class Placement:
             return x_lxnxm
         lead, shares, gathers = int(self.stacked), self.shares, self.gathers
         x, shape = x_lxnxm, [len(x_lxnxm), *self.shape[lead:]]
-        real = 0 if shares is None else (self.grid.rows, self.grid.columns)[shares.side - 1]
-        if shares is not None and shares.way == "gathered":
-            x = jax.lax.all_gather(x, shares.axes, axis=shares.side, tiled=True)
-            x = jax.lax.slice_in_dim(x, 0, real, axis=shares.side)
-        elif shares is not None:
+        if shares is not None:
             *gathers, (dim, axes) = gathers
-            if shares.way == "along":
-                x = shares.pass_on(x, real // shares.devices)
+            first, cut = self._traded
+            sides, size = list(shape), shape[first]
+            if shares.along:
+                sides[first] = -(-size // shares.devices)
+                x = shares.pass_on(x, self._shared_side // size * sides[first], self._shared_side)
             else:
-                side, cut = self._traded
-                sides = list(self._with_one_axis(shape))
-                sides[side] = x.shape[shares.side]
-                x = x.reshape(sides)
-                x = jax.lax.all_to_all(x, axes, split_axis=cut, concat_axis=side, tiled=True)
-                x = jax.lax.slice_in_dim(x, 0, real, axis=side)
+                sides, size = list(self._with_one_axis(shape)), self._shared_side
+                sides[first] = x.shape[shares.side]
+            x = x.reshape(sides)
+            if first != cut:
+                x = jax.lax.all_to_all(x, axes, cut, first, tiled=True)
+                x = jax.lax.slice_in_dim(x, 0, size, axis=first)
             shape[dim + 1 - lead] //= shares.devices
         x = x.reshape(shape)
         for dim, axes in gathers:
@@ -241,10 +240,21 @@ class Placement:
 
     @property
     def _traded(self) -> tuple[int, int]:
-        """Axes of such an array: the side that is shared, and the dimension that was cut."""
+        """Axes of `[l, ...]`: the one that is divided into shares, and the one that was cut.
+
+        Along the side of the cut these are dimensions of the leaf, the first of that side; else the
+        side that is divided is one axis (`_with_one_axis`).
+        """
         lead, at = int(self.stacked), first_column(self.shape, self.stacked)
         cut = self.gathers[-1][0]
+        if self.shares.along:
+            return 1 + (at if cut >= at and not self.grid.flat else lead) - lead, 1 + cut - lead
         return (1, 2 + cut - at) if self.shares.side == 1 else (1 + at - lead, 1 + cut - lead)
+
+    @property
+    def _shared_side(self) -> int:
+        """Length of the side that is divided into shares."""
+        return (self.grid.rows, self.grid.columns)[self.shares.side - 1]
 
     @property
     def one_by_one(self) -> bool:
@@ -434,16 +444,14 @@ class UnitShares(NamedTuple):
       axes, devices: mesh axes, and how many devices they have.
       side: 1 = down, 2 = across.
       count: units along it.
-      way: how values come to a share. `across`: the mesh axes cut the other side, and devices give
-        one another parts. `along`: they cut this one, and neighbours do. `gathered`: each device
-        takes its share of all values.
+      along: whether the mesh axes cut this side, and not the other one.
     """
 
     axes: Axes
     devices: int
     side: int
     count: int
-    way: Literal["across", "along", "gathered"]
+    along: bool = False
 
     @property
     def each(self) -> int:
@@ -455,61 +463,50 @@ class UnitShares(NamedTuple):
         """Fraction of all units that a device codes."""
         return self.each / self.count
 
-    @property
-    def cost(self) -> float:
-        """Matrices that a device holds for it."""
-        return self.fraction + (self.way == "gathered")
-
-    def fill_up(self, x: jax.Array, axis: int, size: int = 1) -> jax.Array:
-        """All shares along an axis, on which a unit takes `size` places."""
-        width = [(0, 0)] * x.ndim
-        width[axis] = (0, self.devices * self.each * size - x.shape[axis])
-        return jnp.pad(x, width, mode="edge") if width[axis][1] else x
-
     def gather(self, x: jax.Array) -> jax.Array:
         """`[l, down, across, ...]` of all units, from a device's share."""
         x = jax.lax.all_gather(x, self.axes, axis=self.side, tiled=True)
         return jax.lax.slice_in_dim(x, 0, self.count, axis=self.side)
 
-    def take(self, x: jax.Array, lead: int = 0, size: int = 1) -> jax.Array:
-        """A device's share of what has `size` entries for each unit, behind `lead` more axes."""
-        axis, share = self.side + lead, self.each * size
-        start = jax.lax.axis_index(self.axes) * share
-        return jax.lax.dynamic_slice_in_dim(self.fill_up(x, axis, size), start, share, axis)
+    def take(self, x: jax.Array, lead: int = 0) -> jax.Array:
+        """A device's share of what has an entry for each unit, behind `lead` more axes."""
+        axis, start = self.side + lead, jax.lax.axis_index(self.axes) * self.each
+        x = filled_up(x, axis, self.devices * self.each - self.count)
+        return jax.lax.dynamic_slice_in_dim(x, start, self.each, axis)
 
-    def pass_on(self, x: jax.Array, size: int) -> jax.Array:
+    def pass_on(self, x: jax.Array, size: int, real: int) -> jax.Array:
         """Of values in pieces of equal size, one a device along the side, pieces of `size`.
 
-        Device d gets those from d * size on; beyond the last value it is repeated.
+        Device d gets those from d * size on. Of all pieces the first `real` values count; where a
+        piece goes on behind them, the last one is repeated.
         """
-        axis, held, last = self.side, x.shape[self.side], self.devices - 1
-        needed = [
-            min(place // held, last) - d
-            for d in range(self.devices)
-            for place in (d * size, (d + 1) * size - 1)
-        ]
-        low, high = min(needed), max(needed)
+        axis, held, devices = self.side, x.shape[self.side], np.arange(self.devices)
+        ends = np.stack([devices * size, (devices + 1) * size - 1])
+        needed = np.minimum(ends, real - 1) // held - devices
+        low, high = int(needed.min()), int(needed.max())
 
         def of_neighbour(k):
-            pairs = [(d + k, d) for d in range(self.devices) if 0 <= d + k <= last]
+            pairs = [(d + k, d) for d in range(self.devices) if 0 <= d + k < self.devices]
             return x if k == 0 else jax.lax.ppermute(x, self.axes, pairs)
 
         joined = jnp.concatenate([of_neighbour(k) for k in range(low, high + 1)], axis)
-        # `joined` begins with the piece of device d + low.
-        begin = np.arange(self.devices) * (size - held) - low * held
-        missing = max(begin) + size - joined.shape[axis]
-        if missing > 0:
-            joined = jnp.pad(joined, [(0, missing * (i == axis)) for i in range(x.ndim)])
-        device = jax.lax.axis_index(self.axes)
-        start = jnp.asarray(begin)[device]
-        piece = jax.lax.dynamic_slice_in_dim(joined, start, size, axis)
-        if size <= held:
-            return piece
-        real = np.minimum(self.devices * held - np.arange(self.devices) * size, size)
-        at = jnp.asarray(np.maximum(begin + real - 1, 0))[device]
-        final = jax.lax.dynamic_slice_in_dim(joined, at, 1, axis)
+        starts = (devices + low) * held  # of what is joined
+        begin, count = devices * size - starts, np.clip(real - devices * size, 0, size)
+        final = np.clip(real - starts, 1, joined.shape[axis]) - 1
+        joined = filled_up(joined, axis, max(int(begin.max()) + size - joined.shape[axis], 0))
+        begin, count, final = (
+            jnp.asarray(table)[jax.lax.axis_index(self.axes)] for table in (begin, count, final)
+        )
+        piece = jax.lax.dynamic_slice_in_dim(joined, begin, size, axis)
+        last = jax.lax.dynamic_slice_in_dim(joined, final, 1, axis)
         places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, axis)
-        return jnp.where(places < jnp.asarray(real)[device], piece, final)
+        return jnp.where(places < count, piece, last)
+
+
+def filled_up(x: jax.Array, axis: int, missing: int) -> jax.Array:
+    """x with so many more entries along an axis, all like the last one."""
+    width = [(0, missing * (i == axis)) for i in range(x.ndim)]
+    return jnp.pad(x, width, mode="edge") if missing else x
 
 
 class Dealt(NamedTuple):
@@ -606,16 +603,18 @@ def _place(
         if way.deals_evenly:
             return way
         first_way = first_way or way
-    gathered = _gathered(plain, cuts)
-    if in_shares and gathered.gathers:
-        ways = [_gathered(plain, *way) for way in _moved(plain, cuts)]
-        ways = [_in_shares(way) for way in ways if way.gathers]
-        gathered = min(ways, key=lambda way: 2 if way.shares is None else way.shares.cost)
-    shares = gathered.shares
+    gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
+    layers, shares = cuts.get(0, ()) if is_stacked else (), None
+    if in_shares and gathers:
+        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
+        smallest = _shares(plain, *gathers[-1])
+        shares = smallest if smallest.fraction < 1 else None
+    given = {"axes": (layers, (), ()), "gathers": tuple(gathers), "shares": shares}
+    gathered = dataclasses.replace(plain, **given)
     count, n, m = plain.matrices
     together = count if unit.rows == "joined" else 1  # such units are coded all at once
     held = 4 * together * n * m
-    if shares is not None and shares.cost < 1 and slices > 1:
+    if shares is not None and slices > 1:
         # A share of the matrix; the mean of a slice; the payload, its slices and their buffer.
         held = min(held, max(held * shares.fraction, 4 * count * n * m / slices, 3 * nbytes))
     too_large = held > LARGEST
@@ -632,54 +631,28 @@ def _place(
 
 def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
     """As the leaf lies, then moved to rows, columns or layers: where devices hold whole units."""
-    for after, moves in _moved(plain, cuts):
-        if (axes := _fitting(plain, after)) is not None:
-            yield dataclasses.replace(plain, axes=axes, moves=moves)
-
-
-def _moved(plain: Placement, cuts: dict[int, Axes]) -> Iterator[tuple[dict, tuple]]:
-    """(cuts, moves) of the leaf as it lies, and moved to rows, columns or layers."""
-    yield cuts, ()
+    if (axes := _fitting(plain, cuts)) is not None:
+        yield dataclasses.replace(plain, axes=axes)
     shape, is_stacked = plain.shape, plain.stacked
     lead, at = int(is_stacked), first_column(shape, is_stacked)
     for to in dict.fromkeys((lead, at, 0) if is_stacked else (lead, at)):
         moved = {d: a for d, a in cuts.items() if d != to and not (is_stacked and d == 0)}
         joined = (*cuts.get(to, ()), *(axis for axes in moved.values() for axis in axes))
         after = {to: joined} | ({0: cuts[0]} if is_stacked and 0 in cuts and to else {})
-        if shape[to] % plain.devices(joined) == 0:
-            yield after, tuple((dim, axes, to) for dim, axes in moved.items())
-
-
-def _gathered(plain: Placement, cuts: dict[int, Axes], moves: tuple = ()) -> Placement:
-    """Every device codes all units of its layers."""
-    gathers = tuple((d, a) for d, a in cuts.items() if not (plain.stacked and d == 0))
-    layers = cuts.get(0, ()) if plain.stacked else ()
-    return dataclasses.replace(plain, axes=(layers, (), ()), moves=moves, gathers=gathers)
-
-
-def _in_shares(way: Placement) -> Placement:
-    """The same in shares; a matrix of one unit has none."""
-    if way.grid.down * way.grid.across <= 1:
-        return way
-    gathers = sorted(way.gathers, key=lambda cut: _shares(way, *cut).cost, reverse=True)
-    return dataclasses.replace(way, gathers=tuple(gathers), shares=_shares(way, *gathers[-1]))
+        fits = shape[to] % plain.devices(joined) == 0
+        if fits and (axes := _fitting(plain, after)) is not None:
+            moves = tuple((dim, axes, to) for dim, axes in moved.items())
+            yield dataclasses.replace(plain, axes=axes, moves=moves)
 
 
 def _shares(plain: Placement, dim: int, axes: Axes) -> UnitShares:
-    """Those among the devices that cut a dimension for which one holds least.
-
-    Along the side of this dimension a device has to hold one piece: it is the first one of it.
-    """
-    lead, at = int(plain.stacked), first_column(plain.shape, plain.stacked)
-    grid, given = plain.grid, (axes, plain.devices(axes))
+    """The smallest shares among the devices that cut a dimension."""
+    grid, own = plain.grid, 2 if dim >= first_column(plain.shape, plain.stacked) else 1
     counts = [max(count, 1) for count in (1, grid.down, grid.across)]
-    own = 2 if dim >= at or grid.flat else 1
-    ways = [UnitShares(*given, side, counts[side], "gathered") for side in (1, 2)]
-    if not grid.flat:
-        ways.append(UnitShares(*given, 3 - own, counts[3 - own], "across"))
-    if dim == lead or (dim == at and not grid.flat):
-        ways.append(UnitShares(*given, own, counts[own], "along"))
-    return min((way for way in ways if way.count > 1), key=lambda way: way.cost)
+    given = axes, plain.devices(axes)
+    along = UnitShares(*given, 2 if grid.flat else own, counts[2 if grid.flat else own], along=True)
+    across = UnitShares(*given, 3 - own, counts[3 - own])
+    return along if grid.flat or along.fraction < across.fraction else across
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

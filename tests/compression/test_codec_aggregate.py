@@ -254,12 +254,19 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
         ((3, 192, 134), True, P(None, None, "fsdp"), {"fsdp": 2}, 2 / 3),  # padded columns
         ((192, 5, 60), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 3),  # a dimension inside M
         ((5, 60, 192), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # inside N
+        ((70, 7, 28), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 4),  # likewise, of columns
         ((130, 68), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 2 / 5),  # two cuts
         ((130, 132), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 1 / 3),
         ((134, 134), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}, 2 / 3),  # both padded
         ((61, 1048), False, P(None, "fsdp"), {"fsdp": 8}, 3 / 17),  # along the cut side, padded
         ((2, 1544, 40), True, P(None, "fsdp"), {"fsdp": 4}, 7 / 25),  # likewise, of a stack's rows
-        ((5, 28, 57), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 4),  # taken of all that is gathered
+        (
+            (5, 28, 57),
+            False,
+            P(None, "fsdp"),
+            {"fsdp": 4},
+            1 / 4,
+        ),  # inside a side of odd dimensions
         ((520,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}, 1 / 5),  # of a vector
     ],
 )
@@ -319,9 +326,9 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
 @pytest.mark.parametrize(
     "shape, stacked, spec, mesh",
     [
-        ((3, 40, 40), True, P(None, None, "fsdp"), {"fsdp": 8}),  # 25 groups, moved to rows
+        ((3, 40, 40), True, P(None, None, "fsdp"), {"fsdp": 8}),  # 25 groups
         ((1064,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}),  # 17, padded
-        ((25, 40), False, P(None, "fsdp"), {"fsdp": 8}),  # 16, taken of all
+        ((25, 40), False, P(None, "fsdp"), {"fsdp": 8}),  # 16 of odd rows
     ],
 )
 def test_random_groups_in_shares_come_to_the_same_bits(values, shape, stacked, spec, mesh):
