@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 Shape = tuple[int, int, int]
 SHORT_ROW = 16  # values; rows of fewer share units
@@ -89,10 +88,10 @@ class Grid(NamedTuple):
         x = x.swapaxes(2, 3).reshape(layers, down * h, across * w)
         return x[:, :rows, :columns]
 
-    def real(self) -> tuple[np.ndarray, np.ndarray]:
+    def real(self) -> tuple[jax.Array, jax.Array]:
         """bool `[down, height]` and `[across, width]`, False for rows and columns of padding."""
         sides = (self.down, self.height, self.rows), (self.across, self.width, self.columns)
-        down, across = (np.arange(n * size).reshape(n, size) < end for n, size, end in sides)
+        down, across = (jnp.arange(n * size).reshape(n, size) < end for n, size, end in sides)
         return down, across
 
 

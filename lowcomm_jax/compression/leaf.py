@@ -152,7 +152,11 @@ class InUnits(LeafCodec):
         owner: LeafCodec,
         params: jax.Array | None = None,
     ) -> Payload:
-        """`code`; of a leaf in shares the arrays of all units, as in the payload of `owner`."""
+        """`code`; of a leaf in shares the arrays with an entry for each unit are gathered.
+
+        Args:
+          owner: whose `payload_like` says which they are.
+        """
         shares = place.shares
         if shares is None:
             return self.code(units, matrix, params)
@@ -171,7 +175,8 @@ class InUnits(LeafCodec):
         """The payload of units; one with a value that is not finite carries NaN in every float.
 
         Args:
-          of_units: names of the arrays with an entry for each unit; None = their shape says so.
+          of_units: names of the arrays with an entry for each unit along a side that is shared;
+            None = their shape says so.
         """
         bad = ~jnp.all(jnp.abs(units) < jnp.inf, axis=(3, 4))
         # The select also makes every use of a unit see the same bits (`as_rounded`).
@@ -179,7 +184,7 @@ class InUnits(LeafCodec):
         payload = self.codec.encode(units, matrix, params)
 
         def mark(name, x):
-            by_unit = x.shape[1:3] == bad.shape[1:] if of_units is None else name in of_units
+            by_unit = x.shape[1:3] == bad.shape[1:] and (of_units is None or name in of_units)
             if not (jnp.issubdtype(x.dtype, jnp.floating) and by_unit):
                 return x
             return jnp.where(bad.reshape(*bad.shape, *(1,) * (x.ndim - 3)), jnp.nan, x)
@@ -239,7 +244,7 @@ def taken(payload: Payload, shares: UnitShares | None, lead: int = 0) -> Payload
 
     def own(x):
         by_unit = x.shape[shares.side + lead] == shares.count
-        return shares.take(x, lead) if by_unit else x
+        return shares.take(x, lead=lead) if by_unit else x
 
     return {name: own(x) for name, x in payload.items()}
 

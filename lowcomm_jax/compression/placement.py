@@ -7,16 +7,17 @@ the first that fits:
 | --- | --- | --- |
 | as it lies | every device holds whole units | nothing |
 | by rows, columns or layers | moved so, each holds whole units | an all-to-all a moved dimension |
-| in shares, a matrix at a time | it has several units | all-to-alls; the payload is gathered |
+| in shares, a matrix at a time | it has several units | `UnitShares`; the payload is gathered |
 | gathered, a matrix at a time | | a gather; every device codes all |
 | not at all | the matrix takes more than 128 MiB | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
-units along the other side, or, where a share is then smaller, along this one (`UnitShares`). Where
-both sides are cut, the cut that leaves each device more is gathered before. A matrix of one unit,
-and a codec that cannot (`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128
-MiB may be in shares, too: where a device's share, the mean of a slice, and three times the payload
-each take at most that.
+units along the other side, or along this one, whichever takes less. Where neither is less than the
+matrix, that is gathered, and each device codes a share. Where both sides are cut, the cut that leaves each
+device more is gathered before. A matrix of one unit, and a codec that cannot
+(`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too:
+where what a device then holds, the mean of a slice, and three times the payload each take at most
+that.
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
 the ways above, one where that takes a sixteenth or more, or anything of a leaf of at most 256 kB,
@@ -35,7 +36,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,11 +45,11 @@ from jax.sharding import PartitionSpec as P
 
 from lowcomm_jax.compression.grid import Grid, Shape, Unit, first_column, grid_of, matrix_shape
 from lowcomm_jax.compression.units import Matrix, fold
-from lowcomm_jax.mesh.regions import axis_names
+from lowcomm_jax.mesh.regions import AXES, axis_names
 from lowcomm_jax.mesh.stages import STAGE
 
 LARGEST = 1 << 27  # bytes of fp32 values that a device codes, or gathers, at once
-SMALL = 1 << 18  # bytes of fp32 values that are rather gathered than sent with more padding
+SMALL = 1 << 18  # bytes of fp32 values that take any way on which slices are filled up less
 PyTree = Any
 Axes = tuple[str, ...]
 
@@ -188,19 +189,23 @@ class Placement:
         if not self.gathers:
             return x
         lead, shares = int(self.stacked), self.shares
-        for dim, axes in self.gathers[: None if shares is None else -1]:
+        way = "gathered" if shares is None else shares.way
+        for dim, axes in self.gathers if way == "gathered" else self.gathers[:-1]:
             x = jax.lax.all_gather(x, axes, axis=dim + 1 - lead, tiled=True)
-        if shares is not None:
-            (first, cut), share = self._traded, self._held[shares.side - 1]
-            if not shares.along:
-                x = x.reshape(self._with_one_axis(x.shape))
-            if first != cut:
-                size = x.shape[first]
-                even = size + -size % shares.devices if shares.along else share * shares.devices
-                x = filled_up(x, first, even - size)
-                x = jax.lax.all_to_all(x, shares.axes, first, cut, tiled=True)
-            if shares.along:
-                x = shares.pass_on(self._matrices(x), share, self._shared_side)
+        if shares is None:
+            return x.reshape(x.shape[0], *self._held)
+        share = self._held[shares.side - 1]
+        if way == "gathered":
+            return shares.take(self._matrices(x), share)
+        x = x if way == "along" else x.reshape(self._with_one_axis(x.shape))
+        divided, cut = self._traded
+        if divided != cut:
+            size = x.shape[divided]
+            even = size + -size % shares.devices if way == "along" else share * shares.devices
+            x = filled_up(x, divided, even)
+            x = jax.lax.all_to_all(x, shares.axes, divided, cut, tiled=True)
+        if way == "along":
+            return shares.pass_on(self._matrices(x), share, self._shared_side)
         return x.reshape(x.shape[0], *self._held)
 
     def own(self, x_lxnxm: jax.Array) -> jax.Array:
@@ -209,20 +214,24 @@ class Placement:
             return x_lxnxm
         lead, shares, gathers = int(self.stacked), self.shares, self.gathers
         x, shape = x_lxnxm, [len(x_lxnxm), *self.shape[lead:]]
-        if shares is not None:
+        if shares is not None and shares.way == "gathered":
+            x = jax.lax.all_gather(x, shares.axes, axis=shares.side, tiled=True)
+            x = jax.lax.slice_in_dim(x, 0, self._shared_side, axis=shares.side)
+        elif shares is not None:
             *gathers, (dim, axes) = gathers
-            first, cut = self._traded
-            sides, size = list(shape), shape[first]
-            if shares.along:
-                sides[first] = -(-size // shares.devices)
-                x = shares.pass_on(x, self._shared_side // size * sides[first], self._shared_side)
+            divided, cut = self._traded
+            if shares.way == "along":
+                sides, size = list(shape), shape[divided]
+                sides[divided] = -(-size // shares.devices)
+                piece = self._shared_side // size * sides[divided]
+                x = shares.pass_on(x, piece, self._shared_side)
             else:
                 sides, size = list(self._with_one_axis(shape)), self._shared_side
-                sides[first] = x.shape[shares.side]
+                sides[divided] = x.shape[shares.side]
             x = x.reshape(sides)
-            if first != cut:
-                x = jax.lax.all_to_all(x, axes, cut, first, tiled=True)
-                x = jax.lax.slice_in_dim(x, 0, size, axis=first)
+            if divided != cut:
+                x = jax.lax.all_to_all(x, axes, cut, divided, tiled=True)
+                x = jax.lax.slice_in_dim(x, 0, size, axis=divided)
             shape[dim + 1 - lead] //= shares.devices
         x = x.reshape(shape)
         for dim, axes in gathers:
@@ -240,14 +249,13 @@ class Placement:
 
     @property
     def _traded(self) -> tuple[int, int]:
-        """Axes of `[l, ...]`: the one that is divided into shares, and the one that was cut.
+        """Axes of `[l, ...]`: the one that is divided among devices, and the one that is cut.
 
-        Along the side of the cut these are dimensions of the leaf, the first of that side; else the
-        side that is divided is one axis (`_with_one_axis`).
+        `along` a side, its first dimension is divided; `across`, the other side, as one axis.
         """
         lead, at = int(self.stacked), first_column(self.shape, self.stacked)
         cut = self.gathers[-1][0]
-        if self.shares.along:
+        if self.shares.way == "along":
             return 1 + (at if cut >= at and not self.grid.flat else lead) - lead, 1 + cut - lead
         return (1, 2 + cut - at) if self.shares.side == 1 else (1 + at - lead, 1 + cut - lead)
 
@@ -325,8 +333,8 @@ class Placement:
 
         return Matrix(total, largest, real)
 
-    def _real(self, of: Callable = lambda x, axis: x) -> jax.Array | None:
-        """`Matrix.real`; of: `(bool array, axis)` -> those of some units along that axis."""
+    def _real(self, own_part: Callable) -> jax.Array | None:
+        """`Matrix.real`; own_part: `(bool array, axis)` -> those of some units along that axis."""
         if not self.grid.padded:
             return None
         # A side that is padded is not cut, so that of a side that is cut all values are real.
@@ -334,7 +342,7 @@ class Placement:
             x[:1] if axes else x for x, axes in zip(self.grid.real(), self.axes[1:], strict=True)
         )
         down, across = down[None, :, None, :, None], across[None, None, :, None, :]
-        return of(jnp.asarray(down), 1) & of(jnp.asarray(across), 2)
+        return own_part(down, 1) & own_part(across, 2)
 
     def array_spec(self, shape: Sequence[int]) -> P:
         """Layout of a payload array `[L, down, across, ...]`, or with 1 in place of these.
@@ -438,75 +446,95 @@ class Placement:
 class UnitShares(NamedTuple):
     """Equal shares of the units along a side of the grid, one a device of some mesh axes.
 
-    Where the units do not divide, the last ones are filled up by repeating what comes last.
+    The last shares are filled up with more units, which `gather` cuts off.
 
     Attributes:
       axes, devices: mesh axes, and how many devices they have.
       side: 1 = down, 2 = across.
       count: units along it.
-      along: whether the mesh axes cut this side, and not the other one.
+      way: how values come to their shares. `across`: the axes cut the other side, and an all-to-all
+        divides this one. `along`: they cut this one, and pieces of it are passed on, after an
+        all-to-all where it is cut inside. `gathered`: a device takes its share of the whole matrix.
+      cost: of the values of a matrix those that a device holds meanwhile.
     """
 
     axes: Axes
     devices: int
     side: int
     count: int
-    along: bool = False
+    way: Literal["across", "along", "gathered"]
+    cost: float
 
     @property
     def each(self) -> int:
         """Units of a share."""
         return -(-self.count // self.devices)
 
-    @property
-    def fraction(self) -> float:
-        """Fraction of all units that a device codes."""
-        return self.each / self.count
-
     def gather(self, x: jax.Array) -> jax.Array:
         """`[l, down, across, ...]` of all units, from a device's share."""
         x = jax.lax.all_gather(x, self.axes, axis=self.side, tiled=True)
         return jax.lax.slice_in_dim(x, 0, self.count, axis=self.side)
 
-    def take(self, x: jax.Array, lead: int = 0) -> jax.Array:
-        """A device's share of what has an entry for each unit, behind `lead` more axes."""
-        axis, start = self.side + lead, jax.lax.axis_index(self.axes) * self.each
-        x = filled_up(x, axis, self.devices * self.each - self.count)
-        return jax.lax.dynamic_slice_in_dim(x, start, self.each, axis)
+    def take(self, x: jax.Array, size: int | None = None, lead: int = 0) -> jax.Array:
+        """A device's share, `size` entries along the side, which stands behind `lead` more axes.
+
+        None = there is an entry for each unit.
+        """
+        axis, size = self.side + lead, self.each if size is None else size
+        start = jax.lax.axis_index(self.axes) * size
+        x = filled_up(x, axis, self.devices * size)
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
     def pass_on(self, x: jax.Array, size: int, real: int) -> jax.Array:
-        """Of values in pieces of equal size, one a device along the side, pieces of `size`.
+        """Values lie along the side in equal pieces, one a device; returns pieces of `size`.
 
-        Device d gets those from d * size on. Of all pieces the first `real` values count; where a
-        piece goes on behind them, the last one is repeated.
+        Device d gets those from d * size on. The first `real` values of all pieces count: where a
+        piece begins before their end and goes on behind it, the last one is repeated. A collective
+        permute for each of them that a piece covers.
         """
-        axis, held, devices = self.side, x.shape[self.side], np.arange(self.devices)
-        ends = np.stack([devices * size, (devices + 1) * size - 1])
-        needed = np.minimum(ends, real - 1) // held - devices
-        low, high = int(needed.min()), int(needed.max())
+        axis, held, index = self.side, x.shape[self.side], jax.lax.axis_index(self.axes)
+        small, large = sorted((held, size))
 
-        def of_neighbour(k):
-            pairs = [(d + k, d) for d in range(self.devices) if 0 <= d + k < self.devices]
-            return x if k == 0 else jax.lax.ppermute(x, self.axes, pairs)
+        def of_device(table):
+            return jnp.asarray(np.array(table))[index]
 
-        joined = jnp.concatenate([of_neighbour(k) for k in range(low, high + 1)], axis)
-        starts = (devices + low) * held  # of what is joined
-        begin, count = devices * size - starts, np.clip(real - devices * size, 0, size)
-        final = np.clip(real - starts, 1, joined.shape[axis]) - 1
-        joined = filled_up(joined, axis, max(int(begin.max()) + size - joined.shape[axis], 0))
-        begin, count, final = (
-            jnp.asarray(table)[jax.lax.axis_index(self.axes)] for table in (begin, count, final)
-        )
-        piece = jax.lax.dynamic_slice_in_dim(joined, begin, size, axis)
-        last = jax.lax.dynamic_slice_in_dim(joined, final, 1, axis)
+        buffer = jnp.zeros((*x.shape[:axis], size + 2 * held, *x.shape[axis + 1 :]), x.dtype)
+        for number in range(-(-large // small) + 1):
+            # Of each large piece the small one with this number among those that it covers.
+            pairs = [(d * large // small + number, d) for d in range(self.devices)]
+            pairs = pairs if size > held else [(d, other) for other, d in pairs]
+            # Where the piece of its source begins, in the piece of a device.
+            begins = {to: come * held - to * size for come, to in pairs}
+            pairs = [
+                (come, to)
+                for come, to in pairs
+                if max(come, to) < self.devices and -held < begins[to] < size
+            ]
+            there = dict.fromkeys(range(self.devices), size) | {to: begins[to] for _, to in pairs}
+            came = jax.lax.ppermute(x, *self._numbered(pairs))
+            at = of_device([there[d] + held for d in range(self.devices)])
+            buffer = jax.lax.dynamic_update_slice_in_dim(buffer, came, at, axis)
+        piece = jax.lax.slice_in_dim(buffer, held, held + size, axis=axis)
+        counts = np.clip(real - np.arange(self.devices) * size, 0, size)
+        if np.all(counts == size):
+            return piece
+        count = of_device(counts)
+        last = jax.lax.dynamic_slice_in_dim(piece, jnp.maximum(count - 1, 0), 1, axis)
         places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, axis)
         return jnp.where(places < count, piece, last)
 
+    def _numbered(self, pairs: Sequence[tuple[int, int]]) -> tuple[Axes, list[tuple[int, int]]]:
+        """Axes in the mesh's order, and pairs of devices as these count: `ppermute` sorts axes."""
+        ordered = tuple(sorted(self.axes, key=AXES.index))
+        numbers = np.arange(self.devices).reshape([jax.lax.axis_size(a) for a in ordered])
+        numbers = numbers.transpose([ordered.index(a) for a in self.axes]).reshape(-1).tolist()
+        return ordered, [(numbers[come], numbers[to]) for come, to in pairs]
 
-def filled_up(x: jax.Array, axis: int, missing: int) -> jax.Array:
-    """x with so many more entries along an axis, all like the last one."""
-    width = [(0, missing * (i == axis)) for i in range(x.ndim)]
-    return jnp.pad(x, width, mode="edge") if missing else x
+
+def filled_up(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """x with as many entries along an axis, those behind its own like the last one."""
+    width = [(0, (size - x.shape[axis]) * (i == axis)) for i in range(x.ndim)]
+    return jnp.pad(x, width, mode="edge") if size > x.shape[axis] else x
 
 
 class Dealt(NamedTuple):
@@ -587,12 +615,8 @@ def _place(
 ) -> Placement:
     sizes, names = dict(axes_sizes), [axis_names(entry) for entry in spec]
     names += [()] * (len(shape) - len(names))
-    stages, stage = 1, None
-    if staged:
-        stages = sizes[STAGE]
-        stage = next((i for i, axes in enumerate(names) if STAGE in axes), None)
-        if stage is not None:
-            shape = (*shape[:stage], shape[stage] // stages, *shape[stage + 1 :])
+    stages = sizes[STAGE] if staged else 1
+    stage, shape = part_of_stage(shape, spec, stages)
     inside = [tuple(a for a in axes if a != STAGE and sizes[a] > 1) for axes in names]
     used = [(axis, sizes[axis]) for axes in inside for axis in axes]
     given = shape, is_stacked, unit, slices, tuple(inside), tuple(used)
@@ -606,9 +630,9 @@ def _place(
     gathers = [(d, a) for d, a in cuts.items() if not (is_stacked and d == 0)]
     layers, shares = cuts.get(0, ()) if is_stacked else (), None
     if in_shares and gathers:
-        gathers.sort(key=lambda cut: _shares(plain, *cut).fraction, reverse=True)
+        gathers.sort(key=lambda cut: _shares(plain, *cut).cost, reverse=True)
         smallest = _shares(plain, *gathers[-1])
-        shares = smallest if smallest.fraction < 1 else None
+        shares = smallest if smallest.count > 1 else None
     given = {"axes": (layers, (), ()), "gathers": tuple(gathers), "shares": shares}
     gathered = dataclasses.replace(plain, **given)
     count, n, m = plain.matrices
@@ -616,7 +640,7 @@ def _place(
     held = 4 * together * n * m
     if shares is not None and slices > 1:
         # A share of the matrix; the mean of a slice; the payload, its slices and their buffer.
-        held = min(held, max(held * shares.fraction, 4 * count * n * m / slices, 3 * nbytes))
+        held = min(held, max(held * shares.cost, 4 * count * n * m / slices, 3 * nbytes))
     too_large = held > LARGEST
     if first_way is not None and (too_large or not gathered.deals_evenly):
         return first_way
@@ -627,6 +651,17 @@ def _place(
             f"{LARGEST >> 20} MiB is not gathered: choose specs that cut it into whole rows"
         )
     return gathered
+
+
+def part_of_stage(
+    shape: tuple[int, ...], spec: P, stages: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """(the dimension that is cut over the stages, or None; shape of a stage's part of a leaf)."""
+    cut = (dim for dim, entry in enumerate(spec) if STAGE in axis_names(entry))
+    stage = next(cut, None) if stages > 1 else None
+    if stage is None:
+        return None, shape
+    return stage, (*shape[:stage], shape[stage] // stages, *shape[stage + 1 :])
 
 
 def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
@@ -646,13 +681,24 @@ def _ways(plain: Placement, cuts: dict[int, Axes]) -> Iterator[Placement]:
 
 
 def _shares(plain: Placement, dim: int, axes: Axes) -> UnitShares:
-    """The smallest shares among the devices that cut a dimension."""
-    grid, own = plain.grid, 2 if dim >= first_column(plain.shape, plain.stacked) else 1
-    counts = [max(count, 1) for count in (1, grid.down, grid.across)]
-    given = axes, plain.devices(axes)
-    along = UnitShares(*given, 2 if grid.flat else own, counts[2 if grid.flat else own], along=True)
-    across = UnitShares(*given, 3 - own, counts[3 - own])
-    return along if grid.flat or along.fraction < across.fraction else across
+    """The shares of the least cost among the devices that cut a dimension."""
+    grid, shape, devices = plain.grid, plain.shape, plain.devices(axes)
+    lead, at = int(plain.stacked), first_column(plain.shape, plain.stacked)
+    own = 2 if dim >= at or grid.flat else 1
+
+    def shares(side, way, cost):
+        count = max((grid.down, grid.across)[side - 1], 1)
+        each = -(-count // devices) / count
+        return UnitShares(axes, devices, side, count, way, cost + each)
+
+    piece = max(shape[at if dim >= at and not grid.flat else lead], 1)
+    piece = -(-piece // devices) / piece
+    ways = [] if grid.flat else [shares(3 - own, "across", 0.0)]
+    along = shares(own, "along", 2 * piece)
+    if piece / 4 <= along.cost - 2 * piece <= 4 * piece:  # else it takes many permutes
+        ways.append(along)
+    ways += [shares(side, "gathered", 1.0) for side in ((2,) if grid.flat else (1, 2))]
+    return min(ways, key=lambda way: (way.count == 1, way.cost))
 
 
 def _fitting(plain: Placement, cuts: dict[int, Axes]) -> tuple[Axes, Axes, Axes] | None:

@@ -18,10 +18,10 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.base import Codec
 from lowcomm_jax.compression.codecs.cast import FP32
 from lowcomm_jax.compression.codecs.codebook import Statistical
-from lowcomm_jax.compression.grid import Unit, matrix_shape, side
+from lowcomm_jax.compression.grid import matrix_shape, side
 from lowcomm_jax.compression.leaf import LeafCodec, bytes_of, in_units
 from lowcomm_jax.compression.means import as_rounded
-from lowcomm_jax.compression.placement import Placement, first, place, stacked
+from lowcomm_jax.compression.placement import Placement, first, part_of_stage, place, stacked
 from lowcomm_jax.compression.units import UnitCodec
 from lowcomm_jax.mesh.stages import STAGE
 from lowcomm_jax.params.fragments import is_stacked, path_name
@@ -268,7 +268,7 @@ class PerTensor(Codec):
         def one(path, leaf):
             name, stack = path_name(path), self.is_stacked(path_name(path))
             spec = specs.get(name, P())
-            shape = place(Unit(1, 1), leaf.shape, stack, spec, sizes, staged).shape
+            _, shape = part_of_stage(leaf.shape, spec, sizes[STAGE] if staged else 1)
             codec, alone = self._codec(name, shape), self._on_one_device(name, shape)
             in_shares, nbytes = codec.in_shares(alone.matrices), 0
             if in_shares and self.slices > 1:
@@ -311,32 +311,43 @@ class PerTensor(Codec):
     def _on_one_device(self, name: str, shape: tuple[int, ...]) -> Placement:
         """How one device codes a leaf, or a stage's part of it.
 
-        Slices with units of their own (`grid_of`), and of matrices of fewer rows, have those of a
-        divisor, also of a multiple of four, one more, the fewest equal ones, or up to three more,
-        whichever take the fewest bytes: some pad less, or fill whole bytes. Devices may then have
-        to gather such a leaf, since its units follow from bytes and never from where it lies.
-        Layers are alike, so one of them decides for a stack, and for a stage's part of it.
+        Slices of a matrix of one row, or of fewer rows than slices, may have units of their own
+        (`grid_of`). Each has as many of these as take the fewest bytes:
+
+        - as give units of a divisor of its values, or of one of a multiple of four, since a byte
+          holds four of the narrowest codes;
+        - as give such units where the matrix had one unit more;
+        - the fewest, or up to three more.
+
+        Devices may then have to gather such a leaf, since its units follow from bytes and never
+        from where it lies. Layers are alike, so one of them decides for a stack, and for a stage's
+        part of it.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))
         usual = Placement(shape, stack, unit, self.slices)
-        rows, as_whole = usual.grid.rows, usual.grid == dataclasses.replace(usual, slices=1).grid
-        if as_whole and not 1 < rows < self.slices:
+
+        def with_own(count):
+            return dataclasses.replace(usual, unit=unit._replace(each=count))
+
+        as_whole = usual.grid == dataclasses.replace(usual, slices=1).grid
+        joins = 1 < usual.grid.rows < self.slices and with_own(1).grid != usual.grid
+        if as_whole and not joins:
             return usual
-        columns = rows * usual.grid.columns
-        each = -(-columns // self.slices)
+        values = usual.grid.rows * usual.grid.columns
+        each = -(-values // self.slices)
         even = side(each, unit.width)
-        more = side(each, -(-columns // (-(-columns // even) + 1)))
-        fours = side(each + -each % 4, unit.width)  # of the narrowest codes a byte holds four
+        more = side(each, -(-values // (-(-values // even) + 1)))
+        fours = side(each + -each % 4, unit.width)
         fewest = -(-each // unit.width)
-        counts = *(-(-each // width) for width in (even, more, fours)), *range(fewest, fewest + 4)
-        counts = *([None] if as_whole else []), *dict.fromkeys(counts)
+        counts = [-(-each // width) for width in (even, more, fours)]
+        counts = dict.fromkeys([*counts, *range(fewest, fewest + 4)])
+        ways = [usual] * as_whole + [with_own(count) for count in counts]
 
         def nbytes(way):
             one = way.shape if not stack else (1, *way.shape[1:])
             return codec.dealt_nbytes(dataclasses.replace(way, shape=one))
 
-        ways = [dataclasses.replace(usual, unit=unit._replace(each=count)) for count in counts]
         return min(ways, key=nbytes)
 
     def _map(self, fn: Callable, like: PyTree, *rest: PyTree) -> list:

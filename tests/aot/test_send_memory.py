@@ -56,7 +56,7 @@ def test_a_table_of_units_that_do_not_divide_is_coded_in_shares():
 )
 def test_padded_matrices_of_almost_128_mib_are_not_gathered(name, shape, spec):
     held = temporaries("h100:2x8", 8, make(name), shape, spec)
-    assert held < 0.55 * 4 * shape[0] * shape[1]
+    assert held < 0.8 * 4 * shape[0] * shape[1]
 
 
 def test_layers_of_a_large_stack_change_one_state():

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from lowcomm_jax.compression import DCTTopK, PerTensor, TopK, error_feedback, make, make_leaf, route
+from lowcomm_jax.compression import (
+    DCTTopK,
+    PerTensor,
+    Statistical,
+    TopK,
+    error_feedback,
+    make,
+    make_leaf,
+    route,
+)
 from lowcomm_jax.compression.grid import Unit
 from lowcomm_jax.compression.placement import place
 from lowcomm_jax.exchange import MeshExchange
@@ -247,30 +256,24 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
 
 @pytest.mark.parametrize("name", ["topk_stat2", "dct_topk", "bf16_gate"])
 @pytest.mark.parametrize(
-    "shape, stacked, spec, mesh, part",  # of dct_topk and bf16_gate two are quick ones
+    "shape, stacked, spec, mesh, expected",  # of dct_topk and bf16_gate two are quick ones
     [
-        ((576, 96), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # rows: 9 units by 4 devices
-        ((128, 192), False, P("fsdp"), {"fsdp": 8}, 1 / 3),  # columns: 3 units by 8 devices
-        ((3, 192, 134), True, P(None, None, "fsdp"), {"fsdp": 2}, 2 / 3),  # padded columns
-        ((192, 5, 60), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 3),  # a dimension inside M
-        ((5, 60, 192), False, P(None, "fsdp"), {"fsdp": 4}, 1 / 3),  # inside N
-        ((70, 7, 28), False, P(None, None, "fsdp"), {"fsdp": 4}, 1 / 4),  # likewise, of columns
-        ((130, 68), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 2 / 5),  # two cuts
-        ((130, 132), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, 1 / 3),
-        ((134, 134), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 2}, 2 / 3),  # both padded
-        ((61, 1048), False, P(None, "fsdp"), {"fsdp": 8}, 3 / 17),  # along the cut side, padded
-        ((2, 1544, 40), True, P(None, "fsdp"), {"fsdp": 4}, 7 / 25),  # likewise, of a stack's rows
-        (
-            (5, 28, 57),
-            False,
-            P(None, "fsdp"),
-            {"fsdp": 4},
-            1 / 4,
-        ),  # inside a side of odd dimensions
-        ((520,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}, 1 / 5),  # of a vector
+        ((576, 96), False, P(None, "fsdp"), {"fsdp": 4}, ("across", 3, 9)),
+        ((128, 192), False, P("fsdp"), {"fsdp": 8}, ("across", 1, 3)),
+        ((3, 192, 134), True, P(None, None, "fsdp"), {"fsdp": 2}, ("across", 2, 3)),
+        ((134, 96), False, P(None, "fsdp"), {"fsdp": 4}, ("across", 1, 3)),  # padded rows
+        ((192, 5, 60), False, P(None, None, "fsdp"), {"fsdp": 4}, ("across", 1, 3)),  # inside M
+        ((5, 60, 192), False, P(None, "fsdp"), {"fsdp": 4}, ("across", 1, 3)),  # inside N
+        ((61, 1048), False, P(None, "fsdp"), {"fsdp": 8}, ("along", 3, 17)),  # padded
+        ((2, 1544, 40), True, P(None, "fsdp"), {"fsdp": 8}, ("along", 4, 25)),
+        ((21, 40, 57), False, P(None, "fsdp"), {"fsdp": 8}, ("along", 2, 14)),  # inside N
+        ((60, 15, 28), False, P(None, None, "fsdp"), {"fsdp": 4}, ("along", 2, 7)),  # inside M
+        ((1560,), False, P(("tensor", "fsdp")), {"fsdp": 2, "tensor": 4}, ("along", 4, 26)),
+        ((130, 68), False, P("fsdp", "tensor"), {"fsdp": 2, "tensor": 4}, ("across", 2, 5)),
+        ((1, 72, 57), False, P(None, "fsdp"), {"fsdp": 8}, ("gathered", 1, 2)),
     ],
 )
-def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh, part):
+def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh, expected):
     """Payload, residual and mean of a leaf that no device holds whole units of, on 1 and n."""
     codec = error_feedback(make(name, stacked=("x",) if stacked else ()), 0.9)
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
@@ -290,7 +293,7 @@ def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh,
         state = jax.tree.map(lambda s: s[None], codec.init(like))
         found.append(two_rounds(x, state))
     shares = exchange.placed(like).places["x"].shares
-    assert (1 if shares is None else shares.fraction) == part
+    assert (shares.way, shares.each, shares.count) == expected
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
@@ -329,6 +332,7 @@ def test_units_in_shares_of_a_two_shot_come_to_the_same_bits(name, shape):
         ((3, 40, 40), True, P(None, None, "fsdp"), {"fsdp": 8}),  # 25 groups
         ((1064,), False, P(("fsdp", "tensor")), {"fsdp": 2, "tensor": 4}),  # 17, padded
         ((25, 40), False, P(None, "fsdp"), {"fsdp": 8}),  # 16 of odd rows
+        ((1064,), False, P(("tensor", "fsdp")), {"fsdp": 2, "tensor": 4}),
     ],
 )
 def test_random_groups_in_shares_come_to_the_same_bits(values, shape, stacked, spec, mesh):
@@ -349,6 +353,14 @@ def test_random_groups_in_shares_come_to_the_same_bits(values, shape, stacked, s
         found.append(round_(x, jax.tree.map(lambda s: s[None], codec.init(like))))
     assert exchange.placed(like).places["x"].shares is not None
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_books_of_rows_in_shares_take_the_bytes_that_are_announced():
+    codec, like = PerTensor(Statistical(4, scope="row")), {"x": jnp.zeros((9, 512))}
+    exchange = MeshExchange(Regions(1, make_mesh(fsdp=4)), codec, {"x": P(None, "fsdp")})
+    assert exchange.placed(like).places["x"].shares.side == 1
+    payload, _ = jax.jit(lambda x: exchange.encode({"x": x}, ()))(jnp.ones((1, 9, 512)))
+    assert sum(x.nbytes for x in jax.tree.leaves(payload)) == exchange.nbytes(like)
 
 
 def in_slices(name, shape, spec, regions=2, devices=4, stacked=()):

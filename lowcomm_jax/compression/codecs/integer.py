@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lowcomm_jax.compression.grid import WHOLE_ROW, Unit
+from lowcomm_jax.compression.means import as_rounded
 from lowcomm_jax.compression.packing import pack, unpack
 from lowcomm_jax.compression.units import Matrix, Payload, UnitCodec, largest_magnitude, reciprocal
 from lowcomm_jax.refused import at_least, refuse
@@ -74,7 +75,7 @@ class Integer(UnitCodec):
         codes = unpack(payload["codes"], self.bits, unit[1]).astype(jnp.float32)
         scale = payload["scale"][..., None]
         if self.affine:
-            x = codes * scale + payload["low"][..., None]
+            x = as_rounded(codes * scale) + payload["low"][..., None]
         else:
             x = (codes - 2.0 ** (self.bits - 1)) * scale
         return x[..., None, :]
