@@ -13,8 +13,8 @@ the first that fits:
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
 units along the other side, or along this one, whichever takes less. Where neither is less than the
-matrix, that is gathered, and each device codes a share. Where both sides are cut, the cut that leaves each
-device more is gathered before. A matrix of one unit, and a codec that cannot
+matrix, that is gathered, and each device codes a share. Where both sides are cut, the cut that
+leaves each device more is gathered before. A matrix of one unit, and a codec that cannot
 (`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too:
 where what a device then holds, the mean of a slice, and three times the payload each take at most
 that.
