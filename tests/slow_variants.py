@@ -63,7 +63,7 @@ SLOW = [
     r"test_codec_oracles\.py::test_low_rank_is_exact\w+\[4",
     r"test_drive_codecs\.py::test_three_counts\w+\[(?!cocodc|demo|noloco|streaming)",
     r"test_codec_aggregate\.py::test_lifted_over_regions_with_shards\[(topk_stat2_ef|int4-vmap)",
-    r"test_codec_aggregate\.py::test_units_in_shares_come\w+\[shape[1-46]\S*-(dct_topk|bf16_gate)\]",
+    r"test_codec_aggregate\.py::test_units_in_shares_come\w+\[shape(?!0-|5-)\d\S*-(dct_topk|bf16_gate)\]",
     # Models, stages, trainers.
     r"test_transformer\.py::test_(vmap_and_map|bfloat16_compute|scan_and_unrolled|gradients_against)",
     r"test_transformer\.py::test_(remat\w+\[unrolled|future\w+\[unrolled)",

@@ -28,8 +28,8 @@ class Unit(NamedTuple):
         `joined`: each matrix is read as one row, and cut into units of just this width. None =
         short rows are joined. `alone`: so, too, and each unit is coded by itself, without the
         matrix.
-      each: of how many units of its own a slice of one row is made (`grid_of`), where `PerTensor`
-        says so.
+      each: how many units of its own a slice of one row has (`grid_of`), where `PerTensor` says so.
+        None = the fewest.
     """
 
     height: int
@@ -101,9 +101,10 @@ def grid_of(shape: tuple[int, ...], stacked: bool, unit: Unit, slices: int = 1) 
     Units lie inside rows, so that devices that hold rows hold whole units. Of rows of fewer than 16
     values, which would make units of less than a quarter of the unit, each matrix is read as one
     row. A payload that is cut into `slices` deals out units along a side. Where neither side
-    divides, a matrix of fewer rows than slices is read as one row, too, and of a single row of few
-    units each slice gets units of its own: the fewest equal ones, or `unit.each` (`PerTensor`).
-    How many layers there are counts for nothing, so that a stack and a part of it have equal units.
+    divides, or `unit.each` is given, a matrix of fewer rows than slices is read as one row, too,
+    and of a single row of few units each slice gets units of its own: the fewest equal ones, or
+    `unit.each` (`PerTensor`). How many layers there are counts for nothing, so that a stack and a
+    part of it have equal units.
 
     >>> grid_of((8, 768), False, Unit(1, 256))[1:]
     (8, 768, 1, 256, False)

@@ -175,8 +175,8 @@ class InUnits(LeafCodec):
         """The payload of units; one with a value that is not finite carries NaN in every float.
 
         Args:
-          of_units: names of the arrays with an entry for each unit along a side that is shared;
-            None = their shape says so.
+          of_units: names of the arrays that may have an entry for each unit; None = any of that
+            shape.
         """
         bad = ~jnp.all(jnp.abs(units) < jnp.inf, axis=(3, 4))
         # The select also makes every use of a unit see the same bits (`as_rounded`).

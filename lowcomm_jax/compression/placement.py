@@ -12,16 +12,16 @@ the first that fits:
 | not at all | the matrix takes more than 128 MiB | refused |
 
 In shares, devices that cut one side of a matrix give one another parts, so that each holds whole
-units along the other side, or along this one, whichever takes less. Where neither is less than the
-matrix, that is gathered, and each device codes a share. Where both sides are cut, the cut that
-leaves each device more is gathered before. A matrix of one unit, and a codec that cannot
-(`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may be in shares, too:
-where what a device then holds, the mean of a slice, and three times the payload each take at most
-that.
+units along the other side, or along this one, whichever takes less. Where that would be more than
+the matrix, or many permutes, the matrix is gathered, and each device codes a share. Where both
+sides are cut, the cut that leaves each device more is gathered first. A matrix of one unit, and a
+codec that cannot (`LeafCodec.in_shares`) have no shares. For a two-shot a matrix above 128 MiB may
+be in shares, too: where what a device then holds, the mean of a slice, and three times the payload
+each take at most that.
 
 Slices of a two-shot are of equal size on every device, so that few units a device fill them up. Of
-the ways above, one where that takes a sixteenth or more, or anything of a leaf of at most 256 kB,
-gives way to the next where it takes less (`Placement.deals_evenly`).
+the ways above, one where that adds a sixteenth or more, or anything at all to a leaf of at most 256
+KiB, gives way to the next where it takes less (`Placement.deals_evenly`).
 
 Of a pipeline stage the leaf is the stage's part. Where stages hold layers of a stack, units, slices
 and keys are those of the whole stack. Of another leaf each codes its part as if it were all.
@@ -46,10 +46,10 @@ from jax.sharding import PartitionSpec as P
 from lowcomm_jax.compression.grid import Grid, Shape, Unit, first_column, grid_of, matrix_shape
 from lowcomm_jax.compression.units import Matrix, fold
 from lowcomm_jax.mesh.regions import AXES, axis_names
-from lowcomm_jax.mesh.stages import STAGE
+from lowcomm_jax.mesh.stages import STAGE, stage_axis
 
 LARGEST = 1 << 27  # bytes of fp32 values that a device codes, or gathers, at once
-SMALL = 1 << 18  # bytes of fp32 values that take any way on which slices are filled up less
+SMALL = 1 << 18  # bytes of fp32 values; of such leaves slices are filled up as little as can be
 PyTree = Any
 Axes = tuple[str, ...]
 
@@ -67,8 +67,8 @@ class Placement:
       sizes: (axis, devices) of these axes.
       moves: (from dimension, mesh axes, to dimension), all-to-alls before coding.
       gathers: (dimension, mesh axes), gathered one matrix at a time while coding.
-      shares: how the units are divided among the devices of the last of `gathers`, which then give
-        one another parts and gather no values. None = every device codes all units.
+      shares: how the units are divided among the devices of the last of `gathers`, and how values
+        come to them. None = every device codes all units.
       axes: mesh axes that cut (layers, down, across) while units are coded.
       stages: pipeline stages that each code a part or a copy of the leaf.
       stage: dimension that is cut over the stages; None = each has the whole.
@@ -251,7 +251,8 @@ class Placement:
     def _traded(self) -> tuple[int, int]:
         """Axes of `[l, ...]`: the one that is divided among devices, and the one that is cut.
 
-        `along` a side, its first dimension is divided; `across`, the other side, as one axis.
+        `along`: the first dimension of the side that is cut is divided. `across`: the other side,
+        as one axis.
         """
         lead, at = int(self.stacked), first_column(self.shape, self.stacked)
         cut = self.gathers[-1][0]
@@ -374,7 +375,10 @@ class Placement:
 
     @property
     def deals_evenly(self) -> bool:
-        """Whether devices fill up slices as little as one device, or by less than a sixteenth."""
+        """Whether devices fill up slices as little as one device does.
+
+        Of leaves above `SMALL`, or by less than a sixteenth.
+        """
         fraction = self._dealt.fraction
         small = 4 * math.prod(self.matrices) <= SMALL
         little = not small and 16 * self.slices * fraction < 17
@@ -446,7 +450,7 @@ class Placement:
 class UnitShares(NamedTuple):
     """Equal shares of the units along a side of the grid, one a device of some mesh axes.
 
-    The last shares are filled up with more units, which `gather` cuts off.
+    The last shares may be filled up with further units, which `gather` cuts off.
 
     Attributes:
       axes, devices: mesh axes, and how many devices they have.
@@ -455,7 +459,7 @@ class UnitShares(NamedTuple):
       way: how values come to their shares. `across`: the axes cut the other side, and an all-to-all
         divides this one. `along`: they cut this one, and pieces of it are passed on, after an
         all-to-all where it is cut inside. `gathered`: a device takes its share of the whole matrix.
-      cost: of the values of a matrix those that a device holds meanwhile.
+      cost: what a device holds meanwhile, as a fraction of the matrix's values.
     """
 
     axes: Axes
@@ -476,9 +480,11 @@ class UnitShares(NamedTuple):
         return jax.lax.slice_in_dim(x, 0, self.count, axis=self.side)
 
     def take(self, x: jax.Array, size: int | None = None, lead: int = 0) -> jax.Array:
-        """A device's share, `size` entries along the side, which stands behind `lead` more axes.
+        """A device's share.
 
-        None = there is an entry for each unit.
+        Args:
+          size: its entries along the side; None = those of `each` units.
+          lead: axes in front of `[l, down, across, ...]`.
         """
         axis, size = self.side + lead, self.each if size is None else size
         start = jax.lax.axis_index(self.axes) * size
@@ -486,45 +492,53 @@ class UnitShares(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
     def pass_on(self, x: jax.Array, size: int, real: int) -> jax.Array:
-        """Values lie along the side in equal pieces, one a device; returns pieces of `size`.
+        """Takes equal pieces along the side, one a device, and returns pieces of `size`.
 
-        Device d gets those from d * size on. The first `real` values of all pieces count: where a
-        piece begins before their end and goes on behind it, the last one is repeated. A collective
-        permute for each of them that a piece covers.
+        Device d gets the values from d * size on. Only the first `real` values count; in the piece
+        that they end in, the last one is repeated. There is a collective permute for each small
+        piece that a large one may cover.
         """
         axis, held, index = self.side, x.shape[self.side], jax.lax.axis_index(self.axes)
         small, large = sorted((held, size))
 
-        def of_device(table):
-            return jnp.asarray(np.array(table))[index]
+        def of_device(table, default):
+            return jnp.asarray([table.get(d, default) for d in range(self.devices)])[index]
 
-        buffer = jnp.zeros((*x.shape[:axis], size + 2 * held, *x.shape[axis + 1 :]), x.dtype)
+        buffer = jnp.zeros((*x.shape[:axis], size + 2 * small, *x.shape[axis + 1 :]), x.dtype)
         for number in range(-(-large // small) + 1):
-            # Of each large piece the small one with this number among those that it covers.
+            # The small piece with this number, among those that a large piece covers.
             pairs = [(d * large // small + number, d) for d in range(self.devices)]
             pairs = pairs if size > held else [(d, other) for other, d in pairs]
-            # Where the piece of its source begins, in the piece of a device.
-            begins = {to: come * held - to * size for come, to in pairs}
+            # What is sent of a piece begins there, and here in the receiver's.
+            there = {d: min(max(to * size - d * held, 0), held - small) for d, to in pairs}
+            here = {to: d * held + there[d] - to * size for d, to in pairs}
             pairs = [
-                (come, to)
-                for come, to in pairs
-                if max(come, to) < self.devices and -held < begins[to] < size
+                (d, to) for d, to in pairs if max(d, to) < self.devices and -small < here[to] < size
             ]
-            there = dict.fromkeys(range(self.devices), size) | {to: begins[to] for _, to in pairs}
-            came = jax.lax.ppermute(x, *self._numbered(pairs))
-            at = of_device([there[d] + held for d in range(self.devices)])
+            if not pairs:
+                continue
+            here = {to: here[to] + small for _, to in pairs}
+            sent = x
+            if small < held:
+                sent = jax.lax.dynamic_slice_in_dim(x, of_device(there, 0), small, axis)
+            came = jax.lax.ppermute(sent, *self._numbered(pairs))
+            # Where nothing comes, zeros are put behind the piece.
+            at = of_device(here, size + small)
             buffer = jax.lax.dynamic_update_slice_in_dim(buffer, came, at, axis)
-        piece = jax.lax.slice_in_dim(buffer, held, held + size, axis=axis)
-        counts = np.clip(real - np.arange(self.devices) * size, 0, size)
-        if np.all(counts == size):
+        piece = jax.lax.slice_in_dim(buffer, small, small + size, axis=axis)
+        counts = {d: min(max(real - d * size, 0), size) for d in range(self.devices)}
+        if min(counts.values()) == size:
             return piece
-        count = of_device(counts)
+        count = of_device(counts, size)
         last = jax.lax.dynamic_slice_in_dim(piece, jnp.maximum(count - 1, 0), 1, axis)
         places = jax.lax.broadcasted_iota(jnp.int32, piece.shape, axis)
         return jnp.where(places < count, piece, last)
 
     def _numbered(self, pairs: Sequence[tuple[int, int]]) -> tuple[Axes, list[tuple[int, int]]]:
-        """Axes in the mesh's order, and pairs of devices as these count: `ppermute` sorts axes."""
+        """Axes in the mesh's order, and the pairs as devices are numbered along them.
+
+        `ppermute` numbers them so, whatever the order of its axes.
+        """
         ordered = tuple(sorted(self.axes, key=AXES.index))
         numbers = np.arange(self.devices).reshape([jax.lax.axis_size(a) for a in ordered])
         numbers = numbers.transpose([ordered.index(a) for a in self.axes]).reshape(-1).tolist()
@@ -532,7 +546,7 @@ class UnitShares(NamedTuple):
 
 
 def filled_up(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """x with as many entries along an axis, those behind its own like the last one."""
+    """x with `size` entries along an axis; the last one is repeated."""
     width = [(0, (size - x.shape[axis]) * (i == axis)) for i in range(x.ndim)]
     return jnp.pad(x, width, mode="edge") if size > x.shape[axis] else x
 
@@ -639,7 +653,7 @@ def _place(
     together = count if unit.rows == "joined" else 1  # such units are coded all at once
     held = 4 * together * n * m
     if shares is not None and slices > 1:
-        # A share of the matrix; the mean of a slice; the payload, its slices and their buffer.
+        # What a device holds of one; the mean of a slice; the payload, its slices and their buffer.
         held = min(held, max(held * shares.cost, 4 * count * n * m / slices, 3 * nbytes))
     too_large = held > LARGEST
     if first_way is not None and (too_large or not gathered.deals_evenly):
@@ -657,8 +671,7 @@ def part_of_stage(
     shape: tuple[int, ...], spec: P, stages: int
 ) -> tuple[int | None, tuple[int, ...]]:
     """(the dimension that is cut over the stages, or None; shape of a stage's part of a leaf)."""
-    cut = (dim for dim, entry in enumerate(spec) if STAGE in axis_names(entry))
-    stage = next(cut, None) if stages > 1 else None
+    stage = stage_axis(spec) if stages > 1 else None
     if stage is None:
         return None, shape
     return stage, (*shape[:stage], shape[stage] // stages, *shape[stage + 1 :])
@@ -694,9 +707,10 @@ def _shares(plain: Placement, dim: int, axes: Axes) -> UnitShares:
     piece = max(shape[at if dim >= at and not grid.flat else lead], 1)
     piece = -(-piece // devices) / piece
     ways = [] if grid.flat else [shares(3 - own, "across", 0.0)]
-    along = shares(own, "along", 2 * piece)
-    if piece / 4 <= along.cost - 2 * piece <= 4 * piece:  # else it takes many permutes
-        ways.append(along)
+    share = shares(own, "along", 0.0).cost
+    if piece / 4 <= share <= 4 * piece:  # otherwise it would take many permutes
+        small, large = sorted((share, piece))
+        ways.append(shares(own, "along", large + 2 * small - share))
     ways += [shares(side, "gathered", 1.0) for side in ((2,) if grid.flat else (1, 2))]
     return min(ways, key=lambda way: (way.count == 1, way.cost))
 

@@ -319,9 +319,9 @@ class PerTensor(Codec):
         - as give such units where the matrix had one unit more;
         - the fewest, or up to three more.
 
-        Devices may then have to gather such a leaf, since its units follow from bytes and never
-        from where it lies. Layers are alike, so one of them decides for a stack, and for a stage's
-        part of it.
+        Such a leaf may then have to be coded in shares or gathered, since its units follow from
+        bytes and never from where it lies. Layers are alike, so one of them decides for a stack,
+        and for a stage's part of it.
         """
         codec, stack = self._codec(name, shape), self.is_stacked(name)
         unit = codec.unit_of(matrix_shape(shape, stack))
@@ -331,7 +331,8 @@ class PerTensor(Codec):
             return dataclasses.replace(usual, unit=unit._replace(each=count))
 
         as_whole = usual.grid == dataclasses.replace(usual, slices=1).grid
-        joins = 1 < usual.grid.rows < self.slices and with_own(1).grid != usual.grid
+        joins = 1 < usual.grid.rows < self.slices and usual.grid.columns > 0
+        joins = joins and with_own(1).grid != usual.grid
         if as_whole and not joins:
             return usual
         values = usual.grid.rows * usual.grid.columns

@@ -323,7 +323,7 @@ def _one(args: Sequence[PyTree], in_axes: Sequence[int | None], i) -> list[PyTre
     def own(x):
         if isinstance(i, int):
             return x[i]
-        # Of every leaf: `x[i]` makes nine operations, which take long to trace and to compile.
+        # For every leaf `x[i]` would add nine operations, which are slow to trace and to compile.
         return jax.lax.dynamic_index_in_dim(x, i, keepdims=False, allow_negative_indices=False)
 
     return [a if ax is None else jax.tree.map(own, a) for a, ax in zip(args, in_axes)]

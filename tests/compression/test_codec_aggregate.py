@@ -484,6 +484,11 @@ def test_slices_of_small_leaves_take_equal_bytes_on_any_devices(
     assert codec.placed(like, {"x": spec}, sizes, False).dealt_nbytes(like) == nbytes
 
 
+def test_slices_of_a_matrix_without_entries_take_no_bytes():
+    like = {"x": jax.ShapeDtypeStruct((3, 0), jnp.float32)}
+    assert make("int4").in_slices(4).dealt_nbytes(like) == 0
+
+
 def test_a_matrix_without_entries_has_no_shares():
     given = Unit(64, 64), (3, 5, 0, 2), False, P(None, None, None, "f"), {"f": 2}
     assert place(*given, in_shares=True) == place(*given)
