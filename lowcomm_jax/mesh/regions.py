@@ -8,7 +8,6 @@ after the other (`map`) or batched (`vmap`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -257,13 +256,7 @@ class Regions:
 
             def one(i, carry):
                 new = fn(*_one((carry, *args), in_axes, i))
-                put = functools.partial(
-                    jax.lax.dynamic_update_index_in_dim,
-                    index=i,
-                    axis=0,
-                    allow_negative_indices=False,
-                )
-                return jax.tree.map(put, carry, new)
+                return jax.tree.map(lambda x, y: x.at[i].set(y), carry, new)
 
             return jax.lax.fori_loop(0, self.count // self.slots, one, carry)
 
@@ -318,15 +311,8 @@ def host_calls(jaxpr: Any) -> list[str]:
 
 
 def _one(args: Sequence[PyTree], in_axes: Sequence[int | None], i) -> list[PyTree]:
-    """The arguments of replica i of a slot; i is 0, or traced."""
-
-    def own(x):
-        if isinstance(i, int):
-            return x[i]
-        # For every leaf `x[i]` would add nine operations, which are slow to trace and to compile.
-        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False, allow_negative_indices=False)
-
-    return [a if ax is None else jax.tree.map(own, a) for a, ax in zip(args, in_axes)]
+    """The arguments of replica i of a slot."""
+    return [a if ax is None else jax.tree.map(lambda x: x[i], a) for a, ax in zip(args, in_axes)]
 
 
 def _ordered_sum(x_RxN: jax.Array) -> jax.Array:
