@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import lowcomm_jax as lc
 
 PERIOD = 6
 TRACED, COMPILED = 14, 8  # files of a period: programs are traced; nothing compiles
-ROOT = Path(lc.__file__).parent
+ROOT = os.path.join(os.path.dirname(lc.__file__), "")
 METHODS = {
     "diloco": lambda codec=None: lc.methods.diloco(PERIOD, codec=codec),
     "streaming": lambda codec=None: lc.methods.streaming_diloco(PERIOD, 2, 2, 0.5, codec=codec),
@@ -46,9 +46,8 @@ def entered(name: str, codec: str | None = None) -> list[dict[str, list[str]]]:
     found: list[dict[str, list[str]]] = []
 
     def note(frame, event, _):
-        file = Path(frame.f_code.co_filename)
-        if event == "call" and ROOT in file.parents:
-            calls = found[-1].setdefault(str(file.relative_to(ROOT)), [])
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
+            calls = found[-1].setdefault(frame.f_code.co_filename.removeprefix(ROOT), [])
             name = frame.f_code.co_qualname
             if name not in calls:
                 calls.append(name)
