@@ -39,13 +39,13 @@ LEFT_OUT = ("experiments/report/html_page.py",)
 
 def texts(file):
     """The texts of a file that are no docstrings or annotations; `PLACE` for what is put in."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
     strings = (ast.Constant, ast.JoinedStr)
-    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    noted = [n.annotation for n in ast.walk(tree) if isinstance(n, ast.AnnAssign)]
+    alone = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
+    noted = [n.annotation for n in nodes if isinstance(n, ast.AnnAssign)]
     alone |= {id(part) for note in noted for part in ast.walk(note)}
-    alone |= {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
-    for node in ast.walk(tree):
+    alone |= {id(part) for n in nodes if isinstance(n, ast.JoinedStr) for part in n.values}
+    for node in nodes:
         if not isinstance(node, strings) or id(node) in alone:
             continue
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
