@@ -81,10 +81,11 @@ def part_problems(
       stacked: path prefixes of leaves with a leading layer axis.
     """
     found: list[str] = []
+    apart = any(per_fragment(call.rules) for call in rule_calls(method))
     checked: list[PyTree] = []
     for p in range(len(cut)):
         like = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in cut.like(p).items()}
-        if like in checked and not method.rules_differ:
+        if like in checked and not apart:
             continue
         checked.append(like)
         if method.signal == "progress" and method.has_anchor:
