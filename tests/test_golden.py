@@ -18,6 +18,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where pytest does not start it
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,7 +169,7 @@ def planned(name: str) -> dict:
     """Of a config of `configs/plan`: what each row comes to, and the best settings."""
     config = importlib.import_module(f"configs.plan.{name}").get_config()
     console = Console(file=io.StringIO())
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(planning, "picture"):
         if name.startswith("goodput"):
             result = goodput.answer(config.to_dict(), folder, console)
             kept = ("chips", "regions", "method", "goodput", "uptime")

@@ -20,6 +20,7 @@ The bytes of every collective are counted by a function of its name: `two_shot`,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ class MeshExchange:
     def at(self, level: int) -> MeshExchange:
         """The exchange of payloads encoded at this level of the codec."""
         codec = None if self.codec is None else self.codec.at(level)
-        return dataclasses.replace(self, codec=codec)
+        return self if codec is self.codec else dataclasses.replace(self, codec=codec)
 
     # -- where arrays lie --------------------------------------------------------------------------
 
@@ -549,8 +550,18 @@ class MeshExchange:
         """Bytes of one region's payload for a fragment of these shapes."""
         if self.codec is None:
             return 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like))
-        codec = self.whole(like) if self.separate else self.placed(like)
-        return codec.nbytes(like) if self.parts is None else codec.dealt_nbytes(like)
+        leaves, tree = jax.tree.flatten(like)
+        shapes = tree, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if shapes not in self._counted:
+            codec = self.whole(like) if self.separate else self.placed(like)
+            count = codec.nbytes if self.parts is None else codec.dealt_nbytes
+            self._counted[shapes] = count(like)
+        return self._counted[shapes]
+
+    @functools.cached_property
+    def _counted(self) -> dict[Any, int]:
+        """What `nbytes` has counted: it is asked at every send."""
+        return {}
 
     def traffic(
         self,

@@ -81,8 +81,13 @@ def part_problems(
       stacked: path prefixes of leaves with a leading layer axis.
     """
     found: list[str] = []
+    apart = any(per_fragment(call.rules) for call in rule_calls(method))
+    checked: list[PyTree] = []
     for p in range(len(cut)):
         like = {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in cut.like(p).items()}
+        if like in checked and not apart:
+            continue
+        checked.append(like)
         if method.signal == "progress" and method.has_anchor:
             found += _rule_problems(method, p, like, regions, stacked)
         for codec in fragment_codecs(method):

@@ -29,10 +29,11 @@ LLAMAS = ("llama_7b", "llama_8b", "llama_70b")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def without_a_search():
-    """The answer shows nothing of the search for settings, which takes longer than all else."""
+def the_answer_alone():
+    """It shows nothing of the search for settings and of the picture, which take longest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_command, "search", lambda work, bound_nats, progress: (None, [], 0))
+        patch.setattr(plan_command, "picture", lambda *given: None)
         yield
 
 

@@ -107,7 +107,8 @@ def test_both_tables_name_the_baseline(template):
     assert routes["allreduce"] == "two_shot" and routes["eager"] == "all_gather"
 
 
-def test_names_with_brackets_are_printed_as_they_are(tmp_path, capsys):
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plan_command, "search", lambda work, bound_nats, progress: (None, [], 0))
     name = "a[/x] :b:"
     network = f"{{regions: 2, bandwidth_gbps: 1.0, delay_ms: 1.0, name: '{name}'}}"
     given = ["--config=configs/plan/template.py", f"--config.network={network}", "--details"]
