@@ -44,7 +44,7 @@ def main(settings: Settings) -> None:
         )
     # The suite imports JAX with settings of its own; these need its devices.
     import numpy as np
-    from regions.test_process_regions import METHODS
+    from regions.process_methods import METHODS
     from regions.together import batches, engine, rows, train
 
     from lowcomm_jax import exchange, make_mesh

@@ -12,25 +12,16 @@ import jax
 import numpy as np
 import pytest
 from launched import killed_at_last
-from regions import test_same_numbers
 from regions.party import KINDS
 from regions.process_job import Settings
-from regions.together import CUT, in_jobs
+from regions.process_methods import METHODS
+from regions.together import in_jobs
 
 import lowcomm_jax as lc
 from experiments.processes import free_port
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 14
-
-
-def streaming_int8():
-    rule = lc.outer.nesterov(0.6, 0.85)
-    codec = lc.compression.error_feedback(lc.compression.make("int8"), 0.9)
-    return lc.methods.streaming_diloco(6, 3, 2, 0.3, pattern=CUT, outer=rule, codec=codec)
-
-
-METHODS = {**test_same_numbers.METHODS, "streaming_int8": streaming_int8}
 
 
 def train(method, counts, exchange, folder):
