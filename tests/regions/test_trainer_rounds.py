@@ -280,7 +280,7 @@ def test_a_lost_region_comes_back_with_the_others_trainers_and_batches(brief, mo
             return jobs[number].finish(state)
 
         def again():
-            job = Region(2, 3, brief(3)(2))
+            job = Region(2, 3, brief(3)(2), until_entered)
             state = rejoin.enter(job.one, job.begin(), job.source)
             at = state.step
             entered.set()
