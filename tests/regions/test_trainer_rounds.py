@@ -327,7 +327,8 @@ def test_a_restored_run_goes_on_in_the_middle_of_a_round(between, tmp_path):
             jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-@pytest.mark.parametrize("away, killed", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_wait_of_trainers_can_be_stopped_and_goes_on_where_it_was(
     away, killed, between, tmp_path
 ):
