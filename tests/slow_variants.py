@@ -121,7 +121,7 @@ SLOW = [
     r"test_remote_exchange\.py::test_what_is_sent_on_other\w+\[peers",
     r"test_membership\.py::test_a_(region_comes_back|dead_region)\w+\[store",
     r"test_membership\.py::(?!test_a_(region_comes_back|dead_region))\w+\[peers",
-    r"test_forged_records\.py::\w+\[peers",
+    r"test_forged_records\.py::(?!test_a_damaged)\w+\[peers",
     r"test_every_exchange\.py::test_(several|groups)\w+\[peers",
     r"test_every_exchange\.py::test_who_sits_out\w+\[store",
     r"test_payload_gc\.py::test_(only|a_living\w+too_far|payloads_of_the_dead|payloads_are|what_goes"
