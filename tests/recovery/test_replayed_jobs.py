@@ -11,7 +11,7 @@ import pytest
 from regions.faults import vanish
 from regions.party import TIMING, until
 from regions.test_same_numbers import METHODS
-from regions.together import batches, engine, rows, values
+from regions.together import Over, batches, engine, rows, unhurried, values
 
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.recovery.rejoin import rejoin_regions
@@ -56,7 +56,10 @@ class Job:
             state = rejoin.enter(one, state, rows(batches(1, R)[0], 2))
             self.came = int(state.counters.step)
             self.entered.set()
-        state, _ = one.run(state, self.unhurried(int(state.counters.step)))
+        data, done = batches(STEPS, R), int(state.counters.step)
+        state, _ = one.run(
+            state, unhurried(data, self.region, self.entered, done, since=WAIT, wait_s=0.5)
+        )
         before = values(state)
         return before, values(one.finish(state))
 
@@ -87,12 +90,6 @@ class Job:
 
         exchange.beat, exchange.start = give_then, start_late
 
-    def unhurried(self, done):
-        for t, batch in list(enumerate(batches(STEPS, R)))[done:]:
-            if t >= WAIT:
-                self.entered.wait(0.5)
-            yield rows(batch, self.region)
-
 
 @pytest.mark.parametrize(
     "name, saved, ahead",
@@ -108,20 +105,20 @@ def test_a_region_dies_and_comes_back(name, saved, ahead, between):
     which may be further than the others are if it had trained on alone; and not before the last
     payload that it had sent, which counts unless the new job has announced its absence before."""
     timing = dataclasses.replace(TIMING, deadline_s=60.0) if ahead else TIMING
-    events, make = (threading.Event(), threading.Event()), between(R, timing)
-    jobs = [Job(name, region, make, saved, ahead, *events) for region in range(R)]
+    entered, comes, make = Over(), threading.Event(), between(R, timing)
+    jobs = [Job(name, region, make, saved, ahead, entered, comes) for region in range(R)]
     with ThreadPoolExecutor(R) as pool:
         done = list(pool.map(in_standard, [job.live for job in jobs]))
     came = jobs[2].came
     assert max(AHEAD - 1 if ahead else DIES, saved - 1) < came < STEPS
-    masks = assert_as_in_one_process(name, jobs, done)
+    masks = assert_as_in_one_process(name, jobs, done, min(STEPS, entered.last))
     if ahead:
         assert masks[AHEAD][2] == (ahead == "counts")
     else:
         assert not all(mask[2] for mask in masks.values())
 
 
-def assert_as_in_one_process(name, jobs, done, steps=STEPS):
+def assert_as_in_one_process(name, jobs, done, steps):
     """One process that is told what the jobs have seen ends with the same bits.
 
     Args:

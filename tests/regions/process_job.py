@@ -44,25 +44,33 @@ def main(settings: Settings) -> None:
         )
     # The suite imports JAX with settings of its own; these need its devices.
     import numpy as np
-    from regions.test_process_regions import METHODS
+
+    from lowcomm_jax import make_mesh
+
+    np.savez(settings.out, **trained(settings, make_mesh(fsdp=jax.device_count())))
+
+
+def trained(settings: Settings, mesh):
+    """What a process ends with: `STAGE/TREE/LEAF` -> values; stage 1 is after `finish`."""
+    from regions.process_methods import METHODS
     from regions.together import batches, engine, rows, train
 
-    from lowcomm_jax import exchange, make_mesh
+    from lowcomm_jax import exchange
 
     transport = exchange.peers() if settings.exchange == "peers" else None
     place = settings.url, settings.region, settings.regions, "run"
     one = exchange.store(*place, transport=transport)
-    mesh = make_mesh(fsdp=jax.device_count())
     trainer = engine(METHODS[settings.method](), settings.regions, one, mesh)
     one.join(60.0)
     data = [rows(x, settings.region) for x in batches(settings.steps, settings.regions)]
     ends = train(trainer, data)
-    named = {}
-    for at, parts in enumerate(ends):
-        for kind, tree in zip(("anchor", "params"), parts):
-            named |= {f"{at}/{kind}/{k}": x for k, x in tree.items()}
     one.close()
-    np.savez(settings.out, **named)
+    return {
+        f"{stage}/{tree}/{leaf}": x
+        for stage, trees in enumerate(ends)
+        for tree, leaves in zip(("anchor", "params"), trees)
+        for leaf, x in leaves.items()
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A region that sits out, dies, or comes back, costs the others nothing but its share."""
 
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -10,7 +9,7 @@ import oracle
 import pytest
 from regions.faults import vanish
 from regions.test_same_numbers import METHODS, assert_same, expected, own_anchors
-from regions.together import batches, engine, in_jobs, rows, unhurried, values
+from regions.together import Over, batches, engine, in_jobs, rows, unhurried, values
 
 from lowcomm_jax.recovery import rejoin
 from lowcomm_jax.store.errors import Parted
@@ -34,7 +33,7 @@ def test_absent_regions_are_as_absent_as_on_the_mesh(name, between):
 def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
     """Until it is back the anchors are those of a run in which it sits out from its death on."""
     steps, dies, back = 400, 9, 24
-    data, entered = batches(steps, R), threading.Event()
+    data, entered = batches(steps, R), Over()
     whole = engine(METHODS[name](), R)
     state, _ = whole.run(whole.init(oracle.make_params()), data[:back], lambda t: [1, 1, t < dies])
     anchor = jax.tree.map(np.array, state.anchor)
@@ -66,7 +65,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
         def survivor(region):
             one, state = jobs[region]
             with jax.numpy_dtype_promotion("standard"):
-                state, _ = one.run(state, unhurried(data[back:], region, entered, wait_s=0.2))
+                state, _ = one.run(state, unhurried(data, region, entered, back, wait_s=0.2))
                 return values(one.finish(state))
 
         def again():
@@ -79,7 +78,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
                 assert re.fullmatch(r"a state of step \d+ is here", given)
                 at = int(state.counters.step)
                 entered.set()
-                state, history = one.run(state, [rows(b, 2) for b in data[at:]])
+                state, history = one.run(state, unhurried(data, 2, entered, at))
                 return at, values(one.finish(state)), history.events
 
         newcomer = pool.submit(again)
@@ -93,7 +92,7 @@ def test_survivors_go_on_and_the_lost_region_comes_back(name, brief):
 
 def test_a_state_that_is_not_what_the_others_have_is_not_begun_from(brief):
     """It was whole when it was given, and signed: only the others' digests tell."""
-    data, over = batches(400, R), threading.Event()
+    data, over = batches(400, R), Over()
 
     def trains(region, exchange):
         if region == 0:
@@ -126,7 +125,7 @@ def test_a_state_that_is_not_what_the_others_have_is_not_begun_from(brief):
 
 def test_who_comes_in_has_told_its_step(brief):
     """Also if nothing has landed since the state it was given: or nobody would wait for it."""
-    data, over, told = batches(400, 2), threading.Event(), []
+    data, over, told = batches(400, 2), Over(), []
 
     def trains(exchange):
         one = engine(METHODS["diloco"](), 2, exchange)

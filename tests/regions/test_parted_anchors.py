@@ -1,13 +1,12 @@
 """Anchors that must be the same and are not stop the run, or one of them holds."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import oracle
 import pytest
-from regions.together import CUT, batches, engine, rows, unhurried, values
+from regions.together import CUT, Over, batches, engine, rows, unhurried, values
 
 import lowcomm_jax as lc
 from lowcomm_jax.recovery import rejoin
@@ -56,7 +55,7 @@ def test_without_a_rule_all_stop(between):
 @pytest.mark.parametrize("heal, count, parted", [("majority", 3, 0), ("lowest", 2, 1)])
 def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
     steps = 400
-    data, entered = batches(steps, count), threading.Event()
+    data, entered = batches(steps, count), Over()
 
     def job(region, exchange):
         with jax.numpy_dtype_promotion("standard"):
@@ -70,7 +69,7 @@ def test_who_parted_stops_and_takes_what_holds(brief, heal, count, parted):
                 state = one.init(oracle.make_params())
                 state = rejoin.enter(one, state, rows(data[0], region))
                 entered.set()
-            state, _ = one.run(state, unhurried(data[int(state.counters.step) :], region, entered))
+            state, _ = one.run(state, unhurried(data, region, entered, int(state.counters.step)))
             return values(one.finish(state))
 
     with ThreadPoolExecutor(count) as pool:

@@ -7,15 +7,16 @@ import pathlib
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
 import pytest
 from launched import killed_at_last
-from regions import test_same_numbers
 from regions.party import KINDS
-from regions.process_job import Settings
-from regions.together import CUT, in_jobs
+from regions.process_job import Settings, trained
+from regions.process_methods import METHODS
+from regions.together import in_jobs
 
 import lowcomm_jax as lc
 from experiments.processes import free_port
@@ -24,26 +25,32 @@ ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 14
 
 
-def streaming_int8():
-    rule = lc.outer.nesterov(0.6, 0.85)
-    codec = lc.compression.error_feedback(lc.compression.make("int8"), 0.9)
-    return lc.methods.streaming_diloco(6, 3, 2, 0.3, pattern=CUT, outer=rule, codec=codec)
-
-
-METHODS = {**test_same_numbers.METHODS, "streaming_int8": streaming_int8}
+def meshes_of(counts):
+    """Of each region, devices of this process: as many as it has processes."""
+    firsts = np.cumsum([0, *counts])
+    return [
+        lc.make_mesh(fsdp=n, devices=jax.devices()[first : first + n])
+        for n, first in zip(counts, firsts)
+    ]
 
 
 def train(method, counts, exchange, folder):
-    """What every process ends with, `[region][process]`; `counts`: processes of each region."""
+    """What every process ends with, `[region][process]`; `counts`: processes of each region.
+
+    Regions of one process are threads of this one.
+    """
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     env["XLA_FLAGS"] = re.sub(r"--xla_force_host_platform_device_count=\d+", "", env["XLA_FLAGS"])
-    jobs, outs = [], []
+    jobs, here, outs = [], {}, {}
     for region, count in enumerate(counts):
         address = f"127.0.0.1:{free_port()}"
-        outs.append([folder / f"{region}.{process}.npz" for process in range(count)])
-        for process, out in enumerate(outs[-1]):
+        outs[region] = [folder / f"{region}.{process}.npz" for process in range(count)]
+        for process, out in enumerate(outs[region]):
             place = (region, len(counts), process, count, address)
             one = Settings(f"file://{folder}/meet", str(out), *place, method, STEPS, exchange)
+            if count == 1:
+                here[region] = one
+                continue
             command = [
                 sys.executable,
                 "-m",
@@ -52,23 +59,21 @@ def train(method, counts, exchange, folder):
             ]
             given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             jobs.append(subprocess.Popen(command, env=env, **given))
-    with killed_at_last(jobs):
+    meshes = meshes_of(counts)
+    with ThreadPoolExecutor(len(counts)) as pool, killed_at_last(jobs):
+        running = {r: pool.submit(trained, one, meshes[r]) for r, one in here.items()}
         for job in jobs:
             shown = job.communicate(timeout=600)[0]
             assert job.returncode == 0, shown
-    return [[np.load(out) for out in region] for region in outs]
+        found = {region: [one.result()] for region, one in running.items()}
+    several = {r: [np.load(out) for out in outs[r]] for r in outs.keys() - here.keys()}
+    return [(found | several)[region] for region in range(len(counts))]
 
 
 def one_process_each(method, counts, kind, between):
     """What every region of one process with as many devices ends with."""
-    firsts = np.cumsum([0, *counts])
-    meshes = [
-        lc.make_mesh(fsdp=n, devices=jax.devices()[first : first + n])
-        for n, first in zip(counts, firsts)
-    ]
-    return in_jobs(
-        between(len(counts), kind=kind), METHODS[method](), len(counts), STEPS, None, meshes
-    )
+    make = between(len(counts), kind=kind)
+    return in_jobs(make, METHODS[method](), len(counts), STEPS, None, meshes_of(counts))
 
 
 CASES = [

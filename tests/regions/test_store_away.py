@@ -157,8 +157,12 @@ def test_who_is_ahead_waits_afterwards_for_those_who_are_not_there_yet(store_par
     gone, back, behind, far = threading.Event(), threading.Event(), AWAY + 8, 35
 
     def holds(job):
+        def hurry():
+            job.step_s = 0.01  # what is looked at is over
+            return True
+
         later = {behind: back.is_set} if job.region == 1 else {}
-        return {AWAY: lambda: gone.is_set() and job.away, **later}
+        return {AWAY: lambda: gone.is_set() and job.away, **later, far + 8: hurry}
 
     impatient = regions_of(store_party, 2, deadline_s=0.4)  # a period takes longer
     with started("diloco", 2, impatient, holds, step_s=0.15) as (jobs, ends):

@@ -201,11 +201,11 @@ def test_a_result_that_is_damaged_is_named(brief, tmp_path):
         first.result()
 
 
-def test_groups_do_not_wait_for_one_another_at_the_end(between):
+def test_groups_do_not_wait_for_one_another_at_the_end(brief):
     """Whether a region of another group was left out they do not know."""
     count, data = 4, batches(STEPS, 4)
     with ThreadPoolExecutor(count) as pool:
-        made = list(pool.map(between(count), range(count)))
+        made = list(pool.map(brief(count), range(count)))
     vanish(made[3])
     until(lambda: all(x.steps().keys() == {0, 1, 2} for x in made[:3]), 20.0)
 

@@ -27,11 +27,11 @@ METHODS = {
 }
 ABSENT = {3: sitting_out, 4: lambda step: [True, *sitting_out(step)]}
 CASES = [
-    ("dense", 4, "peers"),
+    ("dense", 3, "store"),
     ("int4", 3, "store"),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
-        for case in [("dense", 3, "store"), ("int4", 4, "peers"), ("streaming", 4, "store")]
+        for case in [("dense", 4, "peers"), ("int4", 4, "peers"), ("streaming", 4, "store")]
     ),
 ]
 

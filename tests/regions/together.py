@@ -1,5 +1,6 @@
 """Jobs of a run as threads of one process, each with an engine and an exchange of its own."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -33,11 +34,42 @@ def rows(batch, region):
     return jax.tree.map(lambda x: x[region : region + 1], batch)
 
 
-def unhurried(data, region, over, since=0, wait_s=0.1):
-    """A region's batches; from number `since` on each takes so long, until `over` is set."""
-    for number, batch in enumerate(data):
+class Over(threading.Event):
+    """What regions are slow for is over: from `set` on they hurry, and all end at one step.
+
+    Attributes:
+      last: that step, `more` after the furthest that any has begun; None = not known yet.
+    """
+
+    def __init__(self, more=20):
+        super().__init__()
+        self.last = None
+        self._more, self._begun, self._lock = more, 0, threading.Lock()
+
+    def set(self):
+        with self._lock:
+            if self.last is None:
+                self.last = self._begun + self._more
+        super().set()
+
+    def begins(self, step):
+        """Whether a region still makes this step; the first one is 1."""
+        with self._lock:
+            if self.last is None:
+                self._begun = max(self._begun, step)
+            return self.last is None or step <= self.last
+
+
+def unhurried(data, region, over, done=0, since=0, wait_s=0.1):
+    """A region's batches after those of `done` steps, until `over` ends them.
+
+    From number `since` on each takes so long, until `over` is set.
+    """
+    for number, batch in list(enumerate(data))[done:]:
         if number >= since:
             over.wait(wait_s)
+        if not over.begins(number + 1):
+            return
         yield rows(batch, region)
 
 
