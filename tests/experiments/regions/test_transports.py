@@ -6,11 +6,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from launched import fields_of, killed_at_last
 
 from experiments.__main__ import main
 from experiments.regions import transports
-from experiments.regions.main import RegionJob
 from experiments.report.runlog import read_run
 from experiments.trained.anchor import load_trained
 from lowcomm_jax.checkpoint import store
@@ -35,19 +33,8 @@ def last_anchor(workdir):
 
 
 def test_two_jobs_train_by_a_transport_of_ones_own(tiny, root, monkeypatch):
-    """As `launch` starts them; one of them is this process, which has imported what it needs."""
     workdir = root / "http"
-    (meet := workdir / "rendezvous").mkdir(parents=True)
-    fields = fields_of(command(tiny, root, OWN, "--config.eval.every=0")) | {"exchange": OWN}
-    cache = "--compile_cache=off"  # as in `tiny.arguments`
-    job = RegionJob("diloco", [*fields.items()], 1, 1, workdir, meet, [cache], 0)
-    job.start()
-    with killed_at_last(job.processes):
-        own = {**fields, "rendezvous": meet.as_uri(), "region": 0}
-        mine = [f"--config.{name}={value}" for name, value in own.items()]
-        mine += [f"--workdir={workdir / 'region0'}", cache, "--quiet"]
-        assert main(["train", "--config=diloco", *mine]) == 0
-        assert job.processes[0].wait(120) == 0, job.output().read_text()
+    assert main(command(tiny, root, OWN, f"--workdir={workdir}", "--config.eval.every=0")) == 0
     one, other = (last_anchor(workdir / f"region{region}") for region in range(2))
     assert one and one.keys() == other.keys()
     for name, leaf in one.items():
