@@ -64,6 +64,10 @@ SLOW = [
     r"test_drive_codecs\.py::test_three_counts\w+\[(?!cocodc|demo|noloco|streaming)",
     r"test_codec_aggregate\.py::test_lifted_over_regions_with_shards\[(topk_stat2_ef|int4-vmap)",
     r"test_codec_aggregate\.py::test_units_in_shares_come\w+\[shape(?!0-|5-)\d\S*-(dct_topk|bf16_gate)\]",
+    r"test_codec_aggregate\.py::test_units_in_shares_of\w+\[topk_stat2-shape[35]\]",
+    r"test_codec_aggregate\.py::test_random_groups\w+\[shape[023]\S*-stat4\]",
+    r"test_codec_aggregate\.py::test_slices_of_few_rows\w+\[shape[01]\S*-stat4\]",
+    r"test_own_codec\.py::test_leaves_without_values\w+\[bf16",
     # Models, stages, trainers.
     r"test_transformer\.py::test_(vmap_and_map|bfloat16_compute|scan_and_unrolled|gradients_against)",
     r"test_transformer\.py::test_(remat\w+\[unrolled|future\w+\[unrolled)",
@@ -95,14 +99,18 @@ SLOW = [
     r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[(?!dilocox-2|noloco-3|gasloc-3|edit-3|pulseloco-3|roles-3|spes-3|gossip))",
     r"test_partly_away\.py::test_(one_region_is_cut_off\[False|round_trips)",
     r"test_plan_target\.py::test_a_training_config",
-    r"test_inner_step\.py::test_with_(tensor\w+\[mesh1|fsdp\w+\[h100:1x8x8)",
-    r"test_overlap\.py::test_(coded_payloads_hide\[(two_shot-v5e|int4-h100)|a_transformer_of_150m)",
+    # How long an inner step waits for fsdp is held by golden/150m-h100-diloco.json, too.
+    r"test_inner_step\.py::test_(with_tensor\w+\[mesh1|with_fsdp|a_device_does|\w+\[xla)",
+    # On GPUs test_wire.py shows the same of DiLoCoX.
+    r"test_overlap\.py::test_(coded_payloads_hide\[(two_shot|int4-h100)|a_transformer_of_150m)",
+    r"test_send_memory\.py::test_(a_table_of_units|large_padded\w+\[(topk-|random_k))",
     # One of each kind of traffic, and those that aot/test_golden.py compiles; each word stands for
     # all methods that begin so, `diloco` for `dilocox`, too.
-    r"test_wire\.py::test_gpu\w+\[(?!ddp|decoupled_momentum|demo|diloco|edit|noloco|sparta|streaming)",
-    r"test_wire\.py::test_tpu\w+\[(?!demo|diloco|noloco|sparta|streaming)",
+    # EDiT's norms have a test of their own; streaming in int4 is compiled for TPUs in test_overlap.
+    r"test_wire\.py::test_gpu\w+\[(?!ddp|diloco|noloco|sparta|streaming)",
+    r"test_wire\.py::test_tpu\w+\[(?!demo|diloco\]|noloco)",
     # DiLoCoX's factors are quick ones. Random-k takes longest to compile.
-    r"test_wire\.py::test_codecs_move\w+\[(low_rank|random_k)",
+    r"test_wire\.py::test_codecs_move\w+\[(low_rank|random_k|sign|e3m0)",
     r"test_experts\.py::test_tokens_reach\w+\[diloco",
     r"test_scripted_faults\.py::",
     r"test_(membership|state_transfer|forged_records|remote_exchange)\.py::\w+\[store\]",
