@@ -26,11 +26,12 @@ SLOW = [
     r"test_oracle_dilocox\.py::test_low_rank_with_error_feedback\[(?!0-1|1-2)",
     r"test_oracle_dilocox\.py::test_rank_and_period\w+\[(?!0-settings1)",
     r"test_oracle_dilocox\.py::test_(a_bucket|a_round_is_as|full_rank|a_large_payload)",
-    r"test_oracle_channels\.py::test_sparta\[(?!partitioned|shuffled|sampled-3)",
+    r"test_oracle_channels\.py::test_sparta\[(?!partitioned|sampled-3)",
     r"test_oracle_channels\.py::test_(des_loc\[all|values\w+\[0)",
     r"test_channels\.py::test_run_equals\w+\[(?!sparta_diloco)",
     r"test_channels\.py::test_nothing_but_selected\w+\[0",
-    r"test_channels\.py::test_resuming\w+\[(?!sparta_diloco|replayed)",
+    # `replayed` has all that sparta_diloco has, and a rule by which it lands.
+    r"test_channels\.py::test_(resuming\w+\[(?!replayed)|every_replica\w+\[sparta_diloco)",
     r"test_channels\.py::test_bands_of_a_large_leaf\w+\[2",
     r"test_channels\.py::test_codecs_that_send_every_entry\w+\[(fp16|int8|e3m0)",
     r"test_channels\.py::test_(finishing_twice\w+\[sparta_diloco|warm_compiles)",
@@ -38,7 +39,9 @@ SLOW = [
     r"test_fast_path\.py::test_run_equals_steps\w+\[(?!cocodc|dilocox|noloco|sparseloco)",
     r"test_fast_path\.py::test_nothing_compiles\w+\[(?!diloco|cocodc|noloco|learners|halos)",
     r"test_identities\.py::test_finish_synchronises\w+\[(?!noloco|diloco|halos|heloco|sparseloco|learners)",
-    r"test_identities\.py::test_(muloco_in_fp32|decoupled\w+sends_all)",
+    # Their oracles are quick ones.
+    r"test_identities\.py::test_(muloco_in_fp32|decoupled\w+sends_all|sparseloco_that|cocodc_without)",
+    r"test_oracle_dilocox\.py::test_without_codec_and_delay",
     r"test_identities\.py::test_decoupled\w+nesterov_for_one_region\[1\]",
     r"test_regions\.py::test_vmap_and_map_agree",
     r"test_regions\.py::test_inner_step_has_no_collective_across_regions\[shape1",
@@ -48,6 +51,8 @@ SLOW = [
     r"test_regions\.py::test_(ddp_is_the_exception|every_mesh_gives_the_same_losses)",
     r"test_fast_path\.py::test_resuming_from_a_copied_state",
     r"test_offload\.py::test_offloaded_equals_on_the_device\[cocodc",
+    r"test_codec_error\.py::\w+\[1-1",
+    r"test_weights_for_codecs\.py::test_the_anchor_that_all_regions_share\[two slots",
     r"test_routed_steps\.py::test_(bytes_are_booked_per|the_clock_waits_for_every_hop)",
     r"test_stages\.py::test_a_stage_reduces_slices\w+\[int4_ef",
     r"test_wire_bytes\.py::test_(partners\w+\[dense|slices_of_rows\w+\[int8|\w+\[int8 in slices)",
@@ -64,6 +69,10 @@ SLOW = [
     r"test_drive_codecs\.py::test_three_counts\w+\[(?!cocodc|demo|noloco|streaming)",
     r"test_codec_aggregate\.py::test_lifted_over_regions_with_shards\[(topk_stat2_ef|int4-vmap)",
     r"test_codec_aggregate\.py::test_units_in_shares_come\w+\[shape(?!0-|5-)\d\S*-(dct_topk|bf16_gate)\]",
+    r"test_codec_aggregate\.py::test_units_in_shares_of\w+\[topk_stat2-shape[35]\]",
+    r"test_codec_aggregate\.py::test_random_groups\w+\[shape[023]\S*-stat4\]",
+    r"test_codec_aggregate\.py::test_slices_of_few_rows\w+\[shape[01]\S*-stat4\]",
+    r"test_own_codec\.py::test_leaves_without_values\w+\[bf16",
     # Models, stages, trainers.
     r"test_transformer\.py::test_(vmap_and_map|bfloat16_compute|scan_and_unrolled|gradients_against)",
     r"test_transformer\.py::test_(remat\w+\[unrolled|future\w+\[unrolled)",
@@ -95,14 +104,18 @@ SLOW = [
     r"test_same_numbers\.py::(test_regions_of_one_and|\w+\[(?!pulseloco-3|spes-3|gossip))",
     r"test_partly_away\.py::test_(one_region_is_cut_off\[False|round_trips)",
     r"test_plan_target\.py::test_a_training_config",
-    r"test_inner_step\.py::test_with_(tensor\w+\[mesh1|fsdp\w+\[h100:1x8x8)",
-    r"test_overlap\.py::test_(coded_payloads_hide\[(two_shot-v5e|int4-h100)|a_transformer_of_150m)",
+    # How long an inner step waits for fsdp is held by golden/150m-h100-diloco.json, too.
+    r"test_inner_step\.py::test_(with_tensor\w+\[mesh1|with_fsdp|a_device_does|\w+\[xla)",
+    # On GPUs test_wire.py shows the same of DiLoCoX.
+    r"test_overlap\.py::test_(coded_payloads_hide\[(two_shot|int4-h100)|a_transformer_of_150m)",
+    r"test_send_memory\.py::test_(a_table_of_units|large_padded\w+\[(topk-|random_k))",
     # One of each kind of traffic, and those that aot/test_golden.py compiles; each word stands for
     # all methods that begin so, `diloco` for `dilocox`, too.
-    r"test_wire\.py::test_gpu\w+\[(?!ddp|decoupled_momentum|demo|diloco|edit|noloco|sparta|streaming)",
-    r"test_wire\.py::test_tpu\w+\[(?!demo|diloco|noloco|sparta|streaming)",
+    # EDiT's norms have a test of their own; streaming in int4 is compiled for TPUs in test_overlap.
+    r"test_wire\.py::test_gpu\w+\[(?!ddp|diloco|noloco|sparta|streaming)",
+    r"test_wire\.py::test_tpu\w+\[(?!demo|diloco\]|noloco)",
     # DiLoCoX's factors are quick ones. Random-k takes longest to compile.
-    r"test_wire\.py::test_codecs_move\w+\[(low_rank|random_k)",
+    r"test_wire\.py::test_codecs_move\w+\[(low_rank|random_k|sign|e3m0)",
     r"test_experts\.py::test_tokens_reach\w+\[diloco",
     r"test_scripted_faults\.py::",
     # Of `test_same_numbers`, DiLoCoX is compared in test_pause, too, NoLoCo in test_early_payload,

@@ -110,7 +110,9 @@ class Channel:
                 "time: use one without state, as bf16"
             ]
         ones = {name: jnp.ones(x.shape, x.dtype) for name, x in like.items()}
-        found = self.codec.decode(self.codec.encode(ones, self.codec.init(like))[0], like)
+        found = jax.jit(
+            lambda x: self.codec.decode(self.codec.encode(x, self.codec.init(like))[0], like)
+        )(ones)
         if not all(np.asarray(x).all() for x in found.values()):
             return [
                 f"codec {self.codec.name} sends some entries, and all that the channel selects are "

@@ -12,6 +12,7 @@ import pytest
 
 import lowcomm_jax as lc
 from lowcomm_jax.aot import Target, ahead_of_time
+from lowcomm_jax.aot.programs import call_programs
 from lowcomm_jax.models import build, preset
 from lowcomm_jax.params.fragments import path_name
 
@@ -94,12 +95,29 @@ def small_loss(params, batch, rng):
 SMALL_BATCH = {"x": jax.ShapeDtypeStruct((16, 128), np.float32)}
 
 
+def small_engine(target: Target, method, regions: int, fsdp: int):
+    """The engine of the small model with a method."""
+    mesh = target.mesh(region=regions, fsdp=fsdp)
+    return lc.Engine(small_loss, optax.adamw(1e-3), method, regions, mesh=mesh, stacked=BLOCKS)
+
+
 def small(target: Target, method, regions: int, fsdp: int):
     """`AheadOfTime` of the small model with a method."""
-    mesh = target.mesh(region=regions, fsdp=fsdp)
-    engine = lc.Engine(small_loss, optax.adamw(1e-3), method, regions, mesh=mesh, stacked=BLOCKS)
+    engine = small_engine(target, method, regions, fsdp)
     with jax.numpy_dtype_promotion("standard"):
         return ahead_of_time(engine, small_params(), SMALL_BATCH, target)
+
+
+def small_announced(target: Target, method, regions: int, fsdp: int) -> int:
+    """`AheadOfTime.announced` of the small model with a method; nothing is compiled."""
+
+    def record(program, name, host=()):
+        del name, host
+        return lambda *args, **static: program.trace(*args, **static).out_info
+
+    engine = small_engine(target, method, regions, fsdp)
+    with jax.numpy_dtype_promotion("standard"):
+        return call_programs(engine, small_params(), SMALL_BATCH, record)[1]
 
 
 def transformer(target: Target, name: str, method, batch: int, length: int, mesh=None, **changes):
