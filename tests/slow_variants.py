@@ -1,8 +1,8 @@
 """Tests that `pytest` leaves to `pytest -m slow`, besides those marked so where they stand.
 
-The README's test command is to end in ten minutes on two cores. Of a test with many parameters it
-runs those that differ most, and of tests that show the same on another way the quicker one; the
-others are named here, so that what runs when is seen in one place.
+The README's test command is to end in a quarter of an hour on two cores. Of a test with many
+parameters it runs those that differ most, and of tests that show the same on another way the
+quicker one; the others are named here, so that what runs when is seen in one place.
 """
 
 import re
