@@ -273,7 +273,8 @@ class Wrapper(Codec):
         return self.elementwise and self.codec.local
 
     def at(self, level: int) -> Codec:
-        return self._around(self.codec.at(level))
+        inner = self.codec.at(level)
+        return self if inner is self.codec else self._around(inner)
 
     def _around(self, codec: Codec) -> Wrapper:
         """This wrapper around another form of its codec."""

@@ -259,7 +259,10 @@ def _payload_of(codec: LeafCodec, place: Placement) -> PyTree:
     layers, *rest = place.shape if place.stacked and codec.layers_apart else (1,)
     if layers > 1:  # alike, so that stacks of any number of them trace one
         one = _payload_of(codec, dataclasses.replace(place, shape=(1, *rest)))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((layers, *x.shape[1:]), x.dtype), one)
+        if all(x.shape[:1] == (1,) for x in jax.tree.leaves(one)):
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct((layers, *x.shape[1:]), x.dtype), one
+            )
     whole = dataclasses.replace(place, slices=1)
     if place.slices > 1 and place.grid == whole.grid:  # slices of the units that it has anyhow
         return _payload_of(codec, whole)

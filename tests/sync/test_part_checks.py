@@ -165,6 +165,55 @@ class Scaled(Wrapper):
         return self.codec.encode(tree, state)
 
 
+STACK = {"w": np.ones((3, 8, 16), np.float32)}
+
+
+def of_a_stack(params, batch, rng):
+    del rng
+    return jnp.mean(params["w"]) * jnp.mean(batch)
+
+
+def test_a_rule_of_one_fragment_is_refused_though_fragments_are_alike():
+    outer = (optax.sgd(0.7), optax.sgd(0.7), rule(summed))
+    method = lc.methods.streaming_diloco(6, 3, 1, 0.5, outer=outer)
+    engine = lc.Engine(of_a_stack, optax.sgd(0.1), method, 3, mesh=lc.make_mesh(), stacked=("w",))
+    with pytest.raises(ValueError, match=r"outer\S* .*the result at \['w'\S* is float32\[\]"):
+        engine.init(STACK)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneScale(LeafCodec):
+    """Sends one scale for all layers of a stack."""
+
+    name = "one_scale"
+
+    def unit_of(self, matrices):
+        return WHOLE_ROW
+
+    def init(self, place, seed):
+        return ()
+
+    def encode(self, x, state, place, params=None):
+        scale = jnp.max(jnp.abs(x))
+        payload = {"x": jnp.round(127 * x / scale).astype(jnp.int8), "scale": scale}
+        return payload, (state, self.decode(payload, place))
+
+    def decode(self, payload, place):
+        return payload["x"] * (payload["scale"] / 127)
+
+    def payload_specs(self, place):
+        return {"x": P(), "scale": P()}
+
+
+def test_a_codec_may_send_an_array_for_all_layers_of_a_stack():
+    method = lc.methods.diloco(2, codec=PerTensor(OneScale(), stacked=("w",)))
+    mesh = lc.make_mesh(devices=jax.devices()[:1])
+    engine = lc.Engine(of_a_stack, optax.sgd(0.1), method, 2, mesh=mesh, stacked=("w",))
+    state, history = engine.run(engine.init(STACK), [np.ones((2, 1), np.float32)] * 2)
+    assert [e.nbytes for e in history.events if e.kind == "send"] == [3 * 8 * 16 + 4]
+    assert np.isfinite(state.anchor["w"]).all()
+
+
 def test_a_residual_of_what_codes_leaves_is_refused():
     with pytest.raises(ValueError, match=r"not trees: put compression.PerTensor"):
         error_feedback(Narrows())
