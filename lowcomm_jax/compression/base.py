@@ -77,7 +77,8 @@ class Codec(abc.ABC):
         """
         # Values that a product made are rounded before anything is added to them.
         values = as_rounded(jax.tree.map(lambda x: x.astype(jnp.float32), tree))
-        total = as_rounded(jax.tree.map(lambda x, e: x + decay * e, values, residual))
+        kept = as_rounded(jax.tree.map(lambda e: decay * e, residual))
+        total = as_rounded(jax.tree.map(jnp.add, values, kept))
         payload, new_state = self.encode_if(accepted, total, state, params)
         # What is subtracted must be the very bits that receivers decode.
         received = as_rounded(self.decode(payload, tree))

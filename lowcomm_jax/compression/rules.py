@@ -87,7 +87,7 @@ class _Leaf:
         weights = None if params is None else self._split(params)
 
         def one(x, state, old, weights):
-            total = as_rounded(as_rounded(x) + decay * old)
+            total = as_rounded(as_rounded(x) + as_rounded(decay * old))
             whole = None if weights is None else self.place.whole(weights)
             payload, new = self.codec.encode(self.place.whole(total), state, self.place, whole)
             # What is subtracted must be the very bits that receivers decode.

@@ -279,8 +279,14 @@ def test_sharded_rows_are_encoded_where_they_lie(name):
     ],
 )
 def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh, expected):
-    """Payload, residual and mean of a leaf that no device holds whole units of, on 1 and n."""
+    """A leaf that no device holds whole units of."""
     codec = error_feedback(make(name, stacked=("x",) if stacked else ()), 0.9)
+    shares = on_one_and_many(codec, shape, spec, mesh).shares
+    assert (shares.way, shares.each, shares.count) == expected
+
+
+def on_one_and_many(codec, shape, spec, mesh):
+    """Compares payload, residual and mean of a leaf on 1 and n devices; where n hold its units."""
     like = {"x": jax.ShapeDtypeStruct(shape, jnp.float32)}
     rng = np.random.default_rng(0)
     x, w = ({"x": jnp.asarray(rng.standard_normal((1, *shape)), "f4")} for _ in range(2))
@@ -298,9 +304,13 @@ def test_units_in_shares_come_to_the_same_bits(name, shape, stacked, spec, mesh,
         # From the host both times: one program for two rounds.
         _, state, _ = jax.device_get(round_(x, state))
         found.append(round_(x, state))
-    shares = exchange.placed(like).places["x"].shares
-    assert (shares.way, shares.each, shares.count) == expected
     jax.tree.map(np.testing.assert_array_equal, *found)
+    return exchange.placed(like).places["x"]
+
+
+def test_coefficients_do_not_depend_on_how_many_units_a_device_codes():
+    """6 of 48: a library's product of so many rows may sum in another order."""
+    on_one_and_many(make("dct_topk"), (48, 3, 31), P("fsdp"), {"fsdp": 8})
 
 
 @pytest.mark.parametrize(

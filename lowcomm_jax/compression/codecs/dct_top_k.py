@@ -17,6 +17,7 @@ values). The mean is taken in region order, so that it has the same bits everywh
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -56,11 +57,23 @@ def dct_matrix(n: int) -> np.ndarray:
     return basis.astype(np.float32)
 
 
-def _transform(x: jax.Array, basis) -> jax.Array:
-    """`down @ x @ across.T` of every unit."""
-    exact = jax.lax.Precision.HIGHEST
-    x = jnp.einsum("ldahw,vw->ldahv", x, basis(x.shape[4]), precision=exact)
-    return jnp.einsum("uh,ldahv->ldauv", basis(x.shape[3]), x, precision=exact)
+def _transform(x: jax.Array, basis: Callable[[int], np.ndarray]) -> jax.Array:
+    """`down @ x @ across.T` of every unit.
+
+    A CPU takes unit after unit: how its library sums a product depends on the product's size, and
+    how many units there are depends on the mesh.
+    """
+    down, across = basis(x.shape[3]), basis(x.shape[4])
+
+    def transform(x):
+        exact = jax.lax.Precision.HIGHEST
+        x = jnp.einsum("...hw,vw->...hv", x, across, precision=exact)
+        return jnp.einsum("uh,...hv->...uv", down, x, precision=exact)
+
+    def in_turn(x):
+        return jax.lax.map(transform, x.reshape(-1, *x.shape[3:])).reshape(x.shape)
+
+    return jax.lax.platform_dependent(x, cpu=in_turn, default=transform)
 
 
 NAMES = {"dct_topk": DCTTopK()}
