@@ -17,15 +17,12 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_collections
 import yaml
 from absl import flags
 from ml_collections import config_dict, config_flags
-
-if TYPE_CHECKING:
-    from lowcomm_jax.settings import Takes
 
 EXIT_REFUSED = 2
 WORKDIR = "folder of the results (default runs/COMMAND-CONFIG)"
@@ -56,12 +53,10 @@ class Field(NamedTuple):
     Attributes:
       default: a type = unset, and text is read as it.
       about: what the field is.
-      takes: its values, of its type; None = any, or other fields decide (`experiments.refusals`).
     """
 
     default: Any
     about: str
-    takes: Takes | None = None
 
 
 def defaults(fields: Mapping[str, Field]) -> ml_collections.ConfigDict:
@@ -290,9 +285,9 @@ def _illegal(problem: str, values: flags.FlagValues) -> str:
     return f"{found[1]}: give {kind}" if found and kind else problem
 
 
-def flag_problems(*given: Any) -> list[str]:
-    """`parse_flags` of a command that takes flags alone: a line for every other argument."""
-    return unexpected(parse_flags(*given), {})
+def listed(text: str) -> tuple[str, ...]:
+    """The names in a text that commas separate."""
+    return tuple(filter(None, text.split(",")))
 
 
 def unexpected(rest: Sequence[str], config: Mapping[str, Any]) -> list[str]:

@@ -19,31 +19,23 @@ from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.data import DataConfig
 from lowcomm_jax.models import TransformerConfig
 from lowcomm_jax.optimizers import InnerConfig
-from lowcomm_jax.settings import Takes, config_fields, settings_of
-
-_FROM_1 = Takes(lambda x: x >= 1, "at least 1 is needed")
-_EVERY = Takes(lambda x: x >= 0, "give 0 (off) or a number of inner steps")
+from lowcomm_jax.settings import config_fields, settings_of
 
 # By dotted names. Fields of `method` are the keywords of its factory. Those that a record
 # describes, as most of `model` and the settings of an engine, follow from it (`_fields_of`).
 _RUN = {
-    "seed": (
-        0,
-        "seeds the initial weights, the regions' shards and the order of samples",
-        Takes(lambda x: 0 <= x < 1 << 31, "give a whole number in [0, 2**31)"),
-    ),
+    "seed": (0, "seeds the initial weights, the regions' shards and the order of samples"),
     "steps": (600, "inner steps of the run; 0 = as many as `tokens` asks for"),
     "tokens": (
         int,
         "Tokens of all regions together; the run makes as many steps (give steps=0).",
     ),
     "regions": (4, "number of regions, R"),
-    "batch": (4, "sequences a region trains on per step", _FROM_1),
+    "batch": (4, "sequences a region trains on per step"),
     "microbatches": (
         0,
         "Microbatches of a region's batch in the pipeline; 0 = microbatches of one sequence on "
         "every device of a stage. Read with mesh.stage above 1.",
-        Takes(lambda x: x >= 0, "give 0 (automatic) or a number"),
     ),
     "pipeline_schedule": (
         "gpipe",
@@ -55,11 +47,7 @@ _RUN = {
         "Whether every microbatch takes a random path through the stages of all regions (NoLoCo).",
     ),
     "weights": ("equal", 'weight of each region in a mean: equal, tokens, or "0.5,0.2,0.3"'),
-    "participation": (
-        1.0,
-        "seeded chance that a region takes part in an exchange, in (0, 1]",
-        Takes(lambda x: 0 < x <= 1, "give a chance in (0, 1]"),
-    ),
+    "participation": (1.0, "seeded chance that a region takes part in an exchange, in (0, 1]"),
     "faults": (
         str,
         "File with a script of faults (experiments/faults/fault.py), or with the record of what "
@@ -140,19 +128,14 @@ _MODEL = {
     ),
 }
 _UPKEEP = {
-    "eval.every": (
-        100,
-        "inner steps between evaluations; 0 = only at the start and the end",
-        _EVERY,
-    ),
+    "eval.every": (100, "inner steps between evaluations; 0 = only at the start and the end"),
     "eval.sequences": (
         128,
         "Validation sequences of an evaluation, spread over all documents and the same every time.",
-        _FROM_1,
     ),
-    "eval.batch": (16, "sequences evaluated in one call", _FROM_1),
+    "eval.batch": (16, "sequences evaluated in one call"),
     "eval.per_region": (False, "whether to evaluate every region's own weights, too"),
-    "log.every": (20, "inner steps between two lines of progress", _FROM_1),
+    "log.every": (20, "inner steps between two lines of progress"),
     "log.tensorboard": (False, "also write event files to WORKDIR/tensorboard"),
     "log.wandb": (str, "also log to this Weights & Biases project"),
     "log.prometheus": (
@@ -163,9 +146,8 @@ _UPKEEP = {
     "checkpoint.every": (
         200,
         "Inner steps between checkpoints; 0 = only when interrupted and at the end.",
-        _EVERY,
     ),
-    "checkpoint.keep_last": (2, "newest checkpoints that are kept", _FROM_1),
+    "checkpoint.keep_last": (2, "newest checkpoints that are kept"),
     "checkpoint.keep_best": (
         True,
         "whether the one of lowest evaluation loss is kept, too",

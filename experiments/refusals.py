@@ -1,10 +1,14 @@
-"""The table of refusals of the commands: fields of a config that cannot work, each with its fix.
+"""The table of refusals of the commands: flags and fields that cannot work, each with its fix.
 
-`train`, `launch` and `compare` ask it before any work, and show all problems at once. What a
-section describes (data, model, method, a script of faults) lists the problems of its own values
-where it is built. What an engine refuses stands in `lowcomm_jax.refusals`.
+A command asks it before any work, and shows all problems at once. Elsewhere stand:
 
-In a row's text `{f[mesh.stage]}` is a field by its dotted name, `{m.name}` an answer of the method.
+- unknown flags, and values of the wrong type: `cli`;
+- what is wrong with the values of a section (data, model, ...) or a network: where it is built;
+- what files, folders and ports show when they are opened: where that is done;
+- what an engine refuses: `lowcomm_jax.refusals`.
+
+In a row's text `{f[mesh.stage]}` is a field by its dotted name, or a flag; `{m.name}` an answer of
+the method. Commands without a config read it, too: conditions import what comes with Flax or Orbax.
 """
 
 from __future__ import annotations
@@ -15,30 +19,41 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
+from absl.flags import FlagValues
+from ml_collections import ConfigDict
 
-from experiments.cli import closest
+from experiments.cli import (
+    NO_CONFIG,
+    closest,
+    listed,
+    parse_flags,
+    problems_of,
+    refuse_any,
+    unexpected,
+)
 from experiments.compare.config import BUDGETED, EQUAL, SIZED
-from experiments.config import FIELDS, base, plain
 from experiments.faults.fault import ENDS, Fault
 from experiments.faults.happened import Happened
 from experiments.faults.scripts import Faults
 from experiments.regions import transports
 from experiments.regions.jobs import is_separate_job
 from experiments.train import devices
-from experiments.train.job import microbatch_count
-from experiments.train.writers import PACKAGES
-from lowcomm_jax.checkpoint.load import dotted
+from lowcomm_jax import compression
+from lowcomm_jax.adloco.setup import AdaptiveSetup
 from lowcomm_jax.methods import Method
-from lowcomm_jax.models import TransformerConfig
-from lowcomm_jax.models.pipeline.pipeline import pipeline_problems, schedule_problems
+from lowcomm_jax.network import parse
 from lowcomm_jax.refused import Row, found_by
-from lowcomm_jax.settings import one_of
+from lowcomm_jax.settings import config_fields, one_of, settings_of
 from lowcomm_jax.store.file_handles import file_handle_problems
 from lowcomm_jax.store.kv import url_problems
 from lowcomm_jax.store.terms import Heal
+
+if TYPE_CHECKING:
+    from lowcomm_jax.models import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +80,12 @@ class Asked:
     @functools.cached_property
     def f(self) -> dict[str, Any]:
         """The config's fields by dotted names."""
+        from lowcomm_jax.checkpoint.load import dotted
+
         return dotted(dict(self.fields))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.f[name]
 
     @property
     def separate(self) -> bool:
@@ -181,13 +201,25 @@ def _bytes_of_a_step(r: Asked) -> tuple[int, int] | None:
     return (needed // 10**9, r.memory // 10**9) if needed > r.memory else None
 
 
+def _misfit_schedule(r: Asked) -> list[str]:
+    from lowcomm_jax.models.pipeline.pipeline import schedule_problems
+
+    given = r.f["pipeline_schedule"], r.f["random_routing"]
+    return schedule_problems(*given) if r.staged else []
+
+
 def _misfit_stages(r: Asked) -> list[str]:
+    from experiments.train.job import microbatch_count
+    from lowcomm_jax.models.pipeline.pipeline import pipeline_problems
+
     count = microbatch_count(r.fields, r.mesh.shape["fsdp"])
     return pipeline_problems(r.model, r.mesh.shape["stage"], count) if r.staged else []
 
 
 def _uncut_stages(r: Asked) -> tuple[int, int, int] | None:
     """(microbatches, devices, the number whose multiple fits), where a batch does not divide."""
+    from experiments.train.job import microbatch_count
+
     accumulate, fsdp = max(r.f["accumulate"], 1), r.mesh.shape["fsdp"]
     count = microbatch_count(r.fields, fsdp)
     if not r.staged or not r.f["batch"] // accumulate % (count * fsdp):
@@ -254,6 +286,17 @@ def _strangers(fields: Mapping[str, Any]) -> list[str]:
 # -- a training run -------------------------------------------------------------------------------
 
 
+def _value(name: str, fits: Callable[[Any], bool], fix: str, prefix: str = "") -> Row:
+    """A field or flag that takes some values alone, whatever the others are; None passes."""
+    text = f"{prefix}{name}={{f[{name}]}}: {fix}"
+    return Row(name, lambda given: given[name] is not None and not fits(given[name]), text)
+
+
+_from_1 = functools.partial(_value, fits=lambda x: x >= 1, fix="at least 1 is needed")
+_flag = functools.partial(_value, prefix="--")
+_flag_from_1 = functools.partial(_from_1, prefix="--")
+
+
 def _idle(
     fields: Mapping[str, Any], others: str, idle: Callable[[Asked], bool], why: str
 ) -> Iterator[Row]:
@@ -267,12 +310,15 @@ def _idle(
 
 
 HEAL = one_of(*get_args(Heal))
+FROM_1 = "batch", "eval.sequences", "eval.batch", "log.every", "checkpoint.keep_last"
+EVERY = "eval.every", "checkpoint.every"
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "prometheus": "prometheus_client"}
 NUMBERS = (
-    *(
-        Row(name, lambda r, name=name, takes=field.takes: takes.problem(name, r.f[name]))
-        for name, field in FIELDS.items()
-        if field.takes is not None
-    ),
+    _value("seed", lambda x: 0 <= x < 1 << 31, "give a whole number in [0, 2**31)"),
+    *map(_from_1, FROM_1),
+    _value("microbatches", lambda x: x >= 0, "give 0 (automatic) or a number"),
+    _value("participation", lambda x: 0 < x <= 1, "give a chance in (0, 1]"),
+    *(_value(x, lambda x: x >= 0, "give 0 (off) or a number of inner steps") for x in EVERY),
     Row("frozen", _no_patterns, "frozen: {wrong}"),
     Row(
         "steps tokens",
@@ -349,7 +395,7 @@ STAGES = (
     ),
     Row(
         "pipeline_schedule random_routing mesh.stage",
-        lambda r: r.staged and schedule_problems(r.f["pipeline_schedule"], r.f["random_routing"]),
+        _misfit_schedule,
         "pipeline_schedule: {wrong}",
     ),
     Row("mesh.stage mesh model microbatches batch", _misfit_stages, "mesh.stage: {wrong}"),
@@ -362,11 +408,7 @@ STAGES = (
 )
 
 PROCESSES = (
-    Row(
-        "processes",
-        lambda r: r.f["processes"] is not None and r.f["processes"] < 0,
-        "processes={f[processes]}: give how many this job has, 0 = as the launcher says",
-    ),
+    _value("processes", lambda x: x >= 0, "give how many this job has, 0 = as the launcher says"),
     *_idle(
         {"process": None, "coordinator": None},
         "processes exchange",
@@ -450,7 +492,11 @@ EXCHANGE = (
 
 ADAPTIVE = (
     *_idle(
-        dotted({"adaptive": plain(base("ddp"))["adaptive"]}),
+        {
+            field: settings_of(AdaptiveSetup)[name].default
+            for name, field in config_fields(AdaptiveSetup).items()
+            if field.startswith("adaptive.")
+        },
         "method",
         lambda r: not r.method.adapts,
         ": {m.name} has a fixed batch; leave it out, or give method.inner_batching",
@@ -535,6 +581,20 @@ FAULTS = (
 TRAIN = (*NUMBERS, *STAGES, *PROCESSES, *EXCHANGE, *ADAPTIVE, *FAULTS)
 READ = tuple(row for row in TRAIN if row not in EXCHANGE)
 """For whoever only reads what a run has learnt: it meets no other job."""
+LAUNCH = (
+    *(
+        Row(
+            f"{name} regions",
+            lambda r, name=name: r.f["regions"] > 1 and not (r.f[name] or ":0").endswith(":0"),
+            f"{name}={{f[{name}]}}: all regions run on this machine, each with a port of its own; "
+            "give port 0",
+        )
+        for name in ("address", "listen")
+    ),
+    _value("processes", lambda x: x >= 1, "give the number of processes of a region, from 1"),
+    *PROCESSES,
+)
+"""For whoever starts every job of a run on one machine; these ask the others themselves."""
 
 
 # -- a comparison ---------------------------------------------------------------------------------
@@ -577,7 +637,7 @@ COMPARISON = (
         lambda f: f["draws"] is not None and not f["vary"],
         "draws={f[draws]} has no effect: say of what in `vary`, or leave it out",
     ),
-    Row("parallel", lambda f: f["parallel"] < 1, "parallel={f[parallel]}: at least 1 is needed"),
+    _from_1("parallel"),
     Row(
         "baseline variants size",
         lambda f: (
@@ -585,11 +645,7 @@ COMPARISON = (
         ),
         "baseline={f[baseline]!r} is no variant{wrong}",
     ),
-    Row(
-        "step_seconds",
-        lambda f: f["step_seconds"] is not None and not 0 < f["step_seconds"] < math.inf,
-        "step_seconds={f[step_seconds]}: give finite seconds above 0, or None",
-    ),
+    _value("step_seconds", lambda x: 0 < x < math.inf, "give finite seconds above 0, or None"),
     Row(
         "equal",
         lambda f: f["equal"] not in EQUAL and closest(str(f["equal"]), EQUAL),
@@ -613,3 +669,146 @@ COMPARISON = (
     ),
     Row("panels variants size", _strangers),
 )
+
+
+# -- flags, and the other arguments of a line -----------------------------------------------------
+
+
+def checked_flags(
+    command: str, argv: Sequence[str], values: FlagValues, docstring: str | None, **more: Any
+) -> list[str]:
+    """`cli.parse_flags` of a line with which the command's rows find nothing wrong.
+
+    Args:
+      more: what else these read.
+    """
+    rest = parse_flags(command, argv, values, docstring, more.get("config"))
+    given = {name for name in values if values[name].present}
+    v = ConfigDict({**values.flag_values_dict(), "rest": rest, "given": given, **more})
+    found = found_by(FLAGS[command], v, sound=v, f=v)
+    refuse_any([problem.text for problem in found], command)
+    return rest
+
+
+ALONE = Row("rest", lambda v: unexpected(v.rest, {}))
+BENCH = (ALONE, _flag_from_1("seconds"), _flag_from_1("repeats"))
+CODECS = (
+    _flag("codecs", lambda x: not x or listed(x), "name at least one"),
+    Row(
+        "codecs",
+        lambda v: [
+            x
+            for c in listed(v.codecs)
+            for x in problems_of(functools.partial(compression.make, c))[1]
+        ],
+        "--codecs: {wrong}",
+    ),
+)
+UNAPPLIED = "workdir", "step", "since", "dtype"
+FLAGS = {
+    "launch": (
+        Row("config", lambda v: v.config is None, NO_CONFIG),
+        _flag("regions", lambda x: x >= 1, "give the number of jobs, from 1"),
+        _flag("restarts", lambda x: x >= 0, "give how often, from 0"),
+        _flag(
+            "exchange",
+            lambda x: x != transports.MESH,
+            "all regions would be in one program, as of train; give store, peers or module:Class",
+        ),
+    ),
+    "watch": (
+        Row("rest", lambda v: len(v.rest) != 1, "which run? name its folder: watch runs/a"),
+        _flag("every", lambda x: x >= 0.1, "give at least 0.1 seconds"),
+        _flag("port", lambda x: 0 <= x < 1 << 16, "give a port from 0 to 65535"),
+        Row(
+            "network",
+            lambda v: v.network is not None and problems_of(lambda: parse(v.network))[1],
+            "--network: {wrong}",
+        ),
+        Row(
+            "once port",
+            lambda v: v.once and v.port is not None,
+            "--once prints the present state, --port serves it: leave one out",
+        ),
+    ),
+    "report": (
+        Row("rest", lambda v: not v.rest, "which runs? name their folders: report runs/a runs/b"),
+        Row(
+            "step_seconds network",
+            lambda v: v.step_seconds is not None and v.network is None,
+            "--step_seconds needs --network: name one, e.g. --network=lan",
+        ),
+        _flag(
+            "step_seconds",
+            lambda x: 0 < x < math.inf,
+            "must be positive and finite; give seconds above 0",
+        ),
+    ),
+    "sample": (
+        ALONE,
+        Row("workdir", lambda v: v.workdir is None, "which run? give --workdir=runs/..."),
+        *map(_flag_from_1, ("count", "length", "top_k")),
+        _flag("temperature", lambda x: x >= 0, "give 0 (greedy) or a positive number"),
+    ),
+    "export": (
+        ALONE,
+        Row("output", lambda v: not v.output, "--output is missing"),
+        Row("workdir apply", lambda v: v.apply is None and not v.workdir, "--workdir is missing"),
+        Row("onto apply", lambda v: v.apply is not None and not v.onto, "--onto is missing"),
+        Row(
+            "apply",
+            lambda v: v.apply and [x for x in UNAPPLIED if x in v.given],
+            "--{wrong} has no effect beside --apply: leave it out",
+        ),
+        Row(
+            "dtype since apply",
+            lambda v: v.apply is None and v.since is not None and "dtype" in v.given,
+            "--dtype has no effect beside --since, whose values are bf16: leave it out",
+        ),
+        Row(
+            "onto apply",
+            lambda v: v.apply is None and v.onto is not None,
+            "--onto has no effect without --apply=PATCH: give one, or leave it out",
+        ),
+        Row(
+            "dtype",
+            lambda v: v.dtype not in v.known and " or ".join(v.known),
+            "--dtype={f[dtype]!r}: choose {wrong}",
+        ),
+        Row(
+            "output since apply",
+            lambda v: v.apply is None and v.since is not None and Path(v.output or "-").is_dir(),
+            "--output={f[output]}: a folder; a patch is one file",
+        ),
+        _flag("apply", lambda x: Path(x).is_file(), "there is no such file"),
+    ),
+    "bench codec": (*BENCH, _flag_from_1("size"), _flag_from_1("rank"), *CODECS),
+    "bench gpu": (
+        *BENCH,
+        Row(
+            "stages",
+            lambda v: [f"{x!r}{closest(x, v.known)}" for x in listed(v.stages) if x not in v.known],
+            "--stages: no {wrong}",
+        ),
+        Row(
+            "stages",
+            lambda v: not listed(v.stages) and ", ".join(v.known),
+            "--stages={f[stages]}: name at least one of {wrong}",
+        ),
+        *CODECS,
+    ),
+    "bench engine": (
+        *BENCH,
+        Row(
+            "size",
+            lambda v: v.size not in v.known and " or ".join(v.known),
+            "--size={f[size]}: use {wrong}",
+        ),
+        Row(
+            "torch",
+            lambda v: v.torch and importlib.util.find_spec("torch") is None,
+            "--torch needs PyTorch: pip install torch",
+        ),
+    ),
+}
+"""By the command's name."""

@@ -42,11 +42,12 @@ from evidence.campaign.plan import TITLE, Campaign, plan
 from experiments.cli import (
     Flags,
     RefusedError,
-    flag_problems,
     load_config,
+    parse_flags,
     problems_of,
     refuse_any,
     split_config,
+    unexpected,
 )
 from experiments.progress import Work, plain_console, print_table, right
 from experiments.report.costs import costs
@@ -81,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     flags.text("compile_cache", None, "folder of compiled programs, or off")
     flags.switch("plan", "print the runs that are left and their core-hours; run nothing")
     values = flags.values
-    problems = flag_problems("campaign", others, values, __doc__)
+    problems = unexpected(parse_flags("campaign", others, values, __doc__), {})
     config, found = load_config(path or DEFAULT, overrides)
     problems += found
     if not values.core_hours > 0:

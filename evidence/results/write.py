@@ -22,12 +22,7 @@ from evidence.results.blocks import refreshed
 from evidence.results.effects import Effect
 from evidence.results.gathered import TITLE, Evidence, gather, loaded
 from evidence.results.page import page
-from experiments.cli import (
-    Flags,
-    flag_problems,
-    refuse_any,
-    split_config,
-)
+from experiments.cli import Flags, parse_flags, refuse_any, split_config, unexpected
 from experiments.progress import plain_console, tracked
 
 OVERVIEW = "overview.png"
@@ -44,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     flags.text("docs", "docs", "folder of pages with tables of comparisons")
     flags.switch("check", "write nothing; exit code 1 if a page differs from the records")
     values = flags.values
-    problems = flag_problems(TITLE, others, values, __doc__)
+    problems = unexpected(parse_flags(TITLE, others, values, __doc__), {})
     pages, docs = Path(values.pages), Path(values.docs)
     refuse_any(problems, TITLE)
     made = [gather(*loaded(config, overrides)) for config in ([path] if path else CAMPAIGNS)]

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from experiments.bench.main import BenchTable, Row, flags, parsed, run
+from experiments.bench.main import BenchTable, Row, flags, run
 from experiments.bench.work import interleave, median
-from experiments.cli import problems_of, refuse_any
+from experiments.cli import listed
+from experiments.refusals import checked_flags
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
 
@@ -26,25 +27,15 @@ def main(argv: Sequence[str]) -> int:
     options.text("codecs", "", "names, separated by commas (default: all)")
     options.whole("size", 4096, "the matrix is size x size, fp32")
     options.whole("rank", None, "of the low-rank codecs (default: size / 64)")
-    values, problems = parsed("bench codec", argv, options, __doc__)
-    names, found = chosen(values.codecs)
-    refuse_any(problems + found, "bench codec")
+    values = options.values
+    checked_flags("bench codec", argv, values, __doc__)
     size, how = values.size, (values.size, values.repeats, values.rank)
     parts = [
-        (name, lambda name=name: [measure(name, *how)]) for name in names or compression.names()
+        (name, lambda name=name: [measure(name, *how)])
+        for name in listed(values.codecs) or compression.names()
     ]
     stage = BenchTable(parts, COLUMNS, functools.partial(_title, size))
     return run("bench codec", {"codecs": stage}, values)
-
-
-def chosen(text: str) -> tuple[tuple[str, ...], list[str]]:
-    """(the codecs that `--codecs` names, what is wrong with them)."""
-    names, problems = tuple(filter(None, text.split(","))), []
-    if text and not names:
-        problems.append(f"--codecs={text}: name at least one")
-    for name in names:
-        problems += problems_of(lambda name=name: compression.make(name), "--codecs: ")[1]
-    return names, problems
 
 
 def measure(name: str, size: int, repeats: int, rank: int | None = None) -> Row:

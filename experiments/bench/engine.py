@@ -11,7 +11,6 @@ timed, too, to tell how much of a step they are with either library.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import operator
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ import numpy as np
 import optax
 
 import lowcomm_jax as lc
-from experiments.bench.main import BenchTable, Row, flags, parsed, run
+from experiments.bench.main import BenchTable, Row, flags, run
 from experiments.bench.work import (
     NEVER,
     SIZES,
@@ -37,7 +36,7 @@ from experiments.bench.work import (
     plain_loop,
     ratio,
 )
-from experiments.cli import refuse_any
+from experiments.refusals import checked_flags
 from experiments.train.header import machine
 
 _COMPARED = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
@@ -259,12 +258,8 @@ def main(argv: Sequence[str]) -> int:
     options = flags(repeats=9)
     options.text("size", "reference", "model: small or reference")
     options.switch("torch", "compare with PyTorch too")
-    values, problems = parsed("bench engine", argv, options, __doc__)
-    if values.size not in SIZES:
-        problems.append(f"--size={values.size}: use {' or '.join(SIZES)}")
-    if values.torch and importlib.util.find_spec("torch") is None:
-        problems.append("--torch needs PyTorch: pip install torch")
-    refuse_any(problems, "bench engine")
+    values = options.values
+    checked_flags("bench engine", argv, values, __doc__, known=list(SIZES))
     size, repeats = values.size, values.repeats
     parts = (
         ("throughput", lambda: throughput(size, repeats, values.torch)),

@@ -31,9 +31,10 @@ import jax
 
 from experiments.bench import codec
 from experiments.bench.gpu_stages import RATED, Bench, Case, Lever, Plan, smi
-from experiments.bench.main import BenchTable, Row, flags, parsed, run
-from experiments.cli import closest, refuse_any
+from experiments.bench.main import BenchTable, Row, flags, run
+from experiments.cli import listed
 from experiments.progress import known
+from experiments.refusals import checked_flags
 from experiments.train.devices import MEMORY, take_memory
 from lowcomm_jax.aot.kernels import OTHER
 from lowcomm_jax.compat import is_gpu
@@ -188,20 +189,15 @@ def main(argv: Sequence[str]) -> int:
     options = flags(repeats=3, seconds=600, json="gpu.json")
     options.text("stages", ",".join(STAGES), "what to measure, in this order")
     options.text("codecs", "", "names, separated by commas (default: some of each kind)")
-    values, problems = parsed("bench gpu", argv, options, __doc__)
-    stages = list(filter(None, values.stages.split(",")))
-    problems += [f"--stages: no {s!r}{closest(s, list(STAGES))}" for s in stages if s not in STAGES]
-    if not stages:
-        problems.append(f"--stages={values.stages}: name at least one of {', '.join(STAGES)}")
-    codecs, found = codec.chosen(values.codecs)
-    refuse_any(problems + found, "bench gpu")
+    values = options.values
+    checked_flags("bench gpu", argv, values, __doc__, known=list(STAGES))
     take_memory()
     plan = ON_PROCESSORS if jax.default_backend() == "cpu" else ON_CARDS
-    if codecs:
+    if codecs := listed(values.codecs):
         plan = dataclasses.replace(plan, codecs=codecs)
     bench = Bench(plan, values.repeats)
     tables = {
         stage: BenchTable(bench.items(stage), STAGES[stage], lambda rows, stage=stage: stage)
-        for stage in stages
+        for stage in listed(values.stages)
     }
     return run("bench gpu", tables, values, **header())

@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, closest, flag_problems, refuse_any
+from experiments.cli import Flags, RefusedError, closest, refuse_any
 from experiments.progress import duration, plain_console, print_table, right, say, tracked
 from experiments.train.header import machine, versions
 
@@ -102,23 +102,6 @@ def flags(repeats: int, seconds: int | None = None, json: str | None = None) -> 
     return options
 
 
-def parsed(
-    title: str, argv: Sequence[str], options: Flags, docstring: str | None
-) -> tuple[FlagValues, list[str]]:
-    """(the values of a benchmark's flags, what is wrong with the line and with those of all)."""
-    values = options.values
-    problems = flag_problems(title, argv, values, docstring)
-    for name, value in _given(values).items():
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            problems.append(f"--{name}={value}: at least 1 is needed")
-    return values, problems
-
-
-def _given(values: FlagValues) -> Row:
-    """Flags that decide the figures, with their values."""
-    return {name: values[name].value for name in values if name not in ("help", "h", "json")}
-
-
 def run(title: str, stages: Mapping[str, BenchTable], values: FlagValues, **header: Any) -> int:
     """Measure the stages until the time is up; returns the exit code, 1 where a part failed.
 
@@ -130,7 +113,8 @@ def run(title: str, stages: Mapping[str, BenchTable], values: FlagValues, **head
     Raises:
       RefusedError: the file cannot be written.
     """
-    record, console = _Record(values.json, _given(values) | header), plain_console()
+    given = {name: values[name].value for name in values if name not in ("help", "h", "json")}
+    record, console = _Record(values.json, given | header), plain_console()
     record.refuse_unwritable(title)
     shown = {name: x for name, x in record.header.items() if x not in (None, "", {})}
     say(console, ", ".join(f"{name}: {x}" for name, x in shown.items()))

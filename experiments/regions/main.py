@@ -32,16 +32,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl.flags import FlagValues
 from rich.console import Console
 
 from experiments.cli import (
-    NO_CONFIG,
     Flags,
     RefusedError,
     bare_name,
     config_of,
-    parse_flags,
     refuse_any,
     split_config,
 )
@@ -53,8 +50,8 @@ from experiments.faults.rendezvous_cut import folder_problems, make_ready, regio
 from experiments.faults.scripts import write
 from experiments.processes import POLL_SECONDS, ended_at_last, free_port, last_line, start
 from experiments.progress import LiveLines, plain_console, say
-from experiments.refusals import PROCESSES, Asked, run_problems
-from experiments.regions.transports import MESH, NAMES
+from experiments.refusals import LAUNCH, Asked, checked_flags, run_problems
+from experiments.regions.transports import NAMES
 from experiments.report import main as report
 from experiments.train import devices
 from experiments.train.job import Job
@@ -80,10 +77,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("workdir", None, "folder of the run (default runs/CONFIG-regions)")
     options.text("compile_cache", None, "folder of compiled programs, or off")
     values = options.values
-    rest = parse_flags("launch", others, values, __doc__, path)
-    if path is None:
-        raise RefusedError([NO_CONFIG], "launch")
-    refuse_any(_flag_problems(values), "launch")
+    rest = checked_flags("launch", others, values, __doc__, config=path)
     workdir = Path(values.workdir or f"runs/{bare_name(path)}-regions").absolute()
     given = {name: values[name].value for name in ("regions", "processes", "faults")}
     shared = [*overrides, ("exchange", values.exchange)]
@@ -140,13 +134,9 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
     config, problems = config_of("launch", path, [*shared, ("region", "0")], rest)
     refuse_unreadable(config)  # which lacks the fields of the flags, too
     problems += folder_problems(workdir / RENDEZVOUS)
-    problems += _port_problems(config)
+    problems += run_problems(Asked(plain(config)), LAUNCH)
     fit_warm_up(config, shared)
     count = 1 if config.processes is None else config.processes
-    if count < 1:
-        problems.append(f"processes={count}: give the number of processes of a region, from 1")
-    else:
-        problems += run_problems(Asked(plain(config)), PROCESSES)
     # Looked at as one process with the devices of all.
     config.processes, mesh = 1, plain(config.mesh)
     devices.provide({**mesh, "fsdp": mesh["fsdp"] or max(count, 1)})
@@ -156,29 +146,6 @@ def _check(path: str, shared, workdir: Path, rest: Sequence[str]) -> tuple[Job, 
         raise RefusedError(problems + error.problems, "launch") from error
     refuse_any(problems, "launch")
     return job, count
-
-
-def _flag_problems(values: FlagValues) -> list[str]:
-    """What is wrong with the command's own flags, before they become fields of every region."""
-    problems = []
-    if values.regions is not None and values.regions < 1:
-        problems.append(f"--regions={values.regions}: give the number of jobs, from 1")
-    if values.restarts < 0:
-        problems.append(f"--restarts={values.restarts}: give how often, from 0")
-    if values.exchange == MESH:
-        fix = "all regions would be in one program, as of train; give store, peers or module:Class"
-        problems.append(f"--exchange={MESH}: {fix}")
-    return problems
-
-
-def _port_problems(config) -> list[str]:
-    """Ports that all regions, which run on this machine, would take."""
-    given = {name: config[name] for name in ("address", "listen") if config[name] is not None}
-    return [
-        f"{name}={value}: all regions run on this machine, each with a port of its own; give port 0"
-        for name, value in given.items()
-        if config.regions > 1 and not value.endswith(":0")
-    ]
 
 
 def run(jobs: list[RegionJob], console: Console, injector: Injector) -> int:

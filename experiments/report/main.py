@@ -23,7 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.cli import Flags, RefusedError, parse_flags, refuse_any
+from experiments.cli import Flags, RefusedError, refuse_any
 from experiments.progress import (
     duration,
     known,
@@ -35,6 +35,7 @@ from experiments.progress import (
     thousands,
     validation_documents,
 )
+from experiments.refusals import checked_flags
 from experiments.report.against import Deviation, against, read_plan, verdict
 from experiments.report.against import table as table_against
 from experiments.report.columns import brief, note, step_seconds_in_words
@@ -73,14 +74,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("json", None, "file to write all records to")
     options.text("against", None, "plan.json (or its folder) to compare the runs with")
     values = options.values
-    folders = parse_flags("report", argv, values, __doc__)
-    problems = []
-    if not folders:
-        problems.append("which runs? name their folders: report runs/a runs/b")
-    if values.step_seconds is not None and values.network is None:
-        problems.append("--step_seconds needs --network: name one, e.g. --network=lan")
-    refuse_any(problems, "report")
-    workdirs = [Path(folder) for folder in folders]
+    workdirs = [Path(folder) for folder in checked_flags("report", argv, values, __doc__)]
     plan = None if values.against is None else read_plan(Path(values.against))
     console = plain_console()
     chosen = values.png, values.network, values.step_seconds, values.html

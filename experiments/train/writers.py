@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
 # In the work directory: a folder, and a file.
 TENSORBOARD, WANDB_ID = "tensorboard", "wandb_id"
-PACKAGES = {
-    "tensorboard": "tensorboardX",
-    "wandb": "wandb",
-    "prometheus": "prometheus_client",
-}
 
 
 class NoLog:

@@ -23,11 +23,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 from safetensors import SafetensorError
 
-from experiments.cli import Flags, RefusedError, flag_problems, made_or_refused, refuse_any
+from experiments.cli import Flags, RefusedError, made_or_refused
 from experiments.progress import Work
+from experiments.refusals import checked_flags
 from experiments.trained.anchor import Trained, load_trained
 from lowcomm_jax.models.weight_patch import apply_patch, write_patch
 from lowcomm_jax.models.weights import (
@@ -52,13 +52,7 @@ def main(argv: Sequence[str]) -> int:
     options.text("apply", None, "a patch to apply instead")
     options.text("onto", None, "folder of the export that a patch is applied to")
     values = options.values
-    problems = flag_problems("export", argv, values, __doc__)
-    needed = ("output", "workdir") if values.apply is None else ("output", "onto")
-    problems += [f"--{name} is missing" for name in needed if not values[name].value]
-    problems += _unused(values)
-    if values.dtype not in DTYPES:
-        problems.append(f"--dtype={values.dtype!r}: choose {' or '.join(DTYPES)}")
-    refuse_any(problems, "export")
+    checked_flags("export", argv, values, __doc__, known=DTYPES)
     if values.apply is not None:
         return _apply(Path(values.apply), Path(values.onto), Path(values.output))
     if values.since is not None:
@@ -77,26 +71,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _unused(values: flags.FlagValues) -> list[str]:
-    """Flags that are given, and that have no effect beside the others."""
-    patch, applied = values.since is not None, values.apply is not None
-    beside = {"--apply": ("workdir", "step", "since", "dtype")} if applied else {}
-    beside |= {"--since, whose values are bf16": ("dtype",)} if patch and not applied else {}
-    found = [
-        f"--{name} has no effect beside {what}: leave it out"
-        for what, names in beside.items()
-        for name in names
-        if values[name].present
-    ]
-    if values.onto is not None and not applied:
-        found.append("--onto has no effect without --apply=PATCH: give one, or leave it out")
-    return found
-
-
 def _patch(workdir: Path, since: int, step: int | None, file: Path) -> int:
     """Write the patch between two checkpoints of a run."""
-    if file.is_dir():
-        raise RefusedError([f"--output={file}: a folder; a patch is one file"], "export")
     with Work("export", 3) as work:
         work.at("reads the newer checkpoint", 0)
         newer = load_trained(workdir, step, "export")
@@ -126,8 +102,6 @@ def _tensors(trained: Trained) -> dict[str, np.ndarray]:
 
 def _apply(patch: Path, onto: Path, output: Path) -> int:
     """Apply a patch to an export, and write an export."""
-    if not patch.is_file():
-        raise RefusedError([f"--apply={patch}: there is no such file"], "export")
     described, older = _exported(onto)
     newer = made_or_refused(lambda: apply_patch(patch, older), "export")
     output.mkdir(parents=True, exist_ok=True)

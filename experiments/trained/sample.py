@@ -13,7 +13,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from experiments.cli import Flags, flag_problems, made_or_refused, refuse_any
+from experiments.cli import Flags, made_or_refused
+from experiments.refusals import checked_flags
 from experiments.train import compile_cache
 from experiments.trained.anchor import Trained, load_trained
 
@@ -30,15 +31,7 @@ def main(argv: Sequence[str]) -> int:
     options.whole("count", 1, "how many texts")
     options.whole("seed", 0, "of the draws")
     values = options.values
-    problems = flag_problems("sample", argv, values, __doc__)
-    if values.workdir is None:
-        problems.append("which run? give --workdir=runs/...")
-    for name in ("count", "length", "top_k"):
-        if values[name].value is not None and values[name].value < 1:
-            problems.append(f"--{name}={values[name].value}: at least 1 is needed")
-    if not values.temperature >= 0:
-        problems.append(f"--temperature={values.temperature}: give 0 (greedy) or a positive number")
-    refuse_any(problems, "sample")
+    checked_flags("sample", argv, values, __doc__)
     compile_cache.enable(None)
     trained = load_trained(Path(values.workdir), values.step, "sample")
     how = {name: getattr(values, name) for name in ("length", "temperature", "top_k")}

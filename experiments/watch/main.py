@@ -22,10 +22,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from experiments.cli import Flags, parse_flags, problems_of, refuse_any, values_refused
+from experiments.cli import Flags, values_refused
 from experiments.progress import plain_console
+from experiments.refusals import checked_flags
 from experiments.watch.terminal import screen
 from experiments.watch.view import Watch
+from lowcomm_jax.network import parse
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,24 +38,9 @@ def main(argv: Sequence[str]) -> int:
     options.text("network", None, "network for a run of one process (default: its own)")
     options.switch("once", "print the present state, and end")
     values = options.values
-    folders = parse_flags("watch", argv, values, __doc__)
-    problems = []
-    if len(folders) != 1:
-        problems.append("which run? name its folder: watch runs/a")
-    if not values.every >= 0.1:
-        problems.append(f"--every={values.every}: give at least 0.1 seconds")
-    if values.port is not None and not 0 <= values.port < 1 << 16:
-        problems.append(f"--port={values.port}: give a port from 0 to 65535")
-    network = None
-    if values.network is not None:
-        from lowcomm_jax.network import parse
-
-        network, found = problems_of(lambda: parse(values.network), "--network: ")
-        problems += found
-    if values.once and values.port is not None:
-        problems.append("--once prints the present state, --port serves it: leave one out")
-    refuse_any(problems, "watch")
-    watch, console = Watch(Path(folders[0]), network), plain_console()
+    [folder] = checked_flags("watch", argv, values, __doc__)
+    network = None if values.network is None else parse(values.network)
+    watch, console = Watch(Path(folder), network), plain_console()
     # What a damaged file raises is refused, too.
     with contextlib.suppress(KeyboardInterrupt), values_refused("watch"):
         if values.port is not None:

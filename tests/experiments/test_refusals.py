@@ -1,15 +1,28 @@
 """The commands' table of refusals: every row is met, and its line says what to do."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
 from experiments import refusals
+from experiments.__main__ import main
+from experiments.bench import codec, engine, gpu  # noqa: F401  (before packages are missing)
 from experiments.compare.config import comparison, panel, variant
 from experiments.config import base, plain
 from experiments.faults.fault import Fault
 from experiments.faults.happened import Happened, Rejoin, Settings
-from experiments.refusals import COMPARISON, TRAIN, Asked, comparison_problems, run_problems
+from experiments.refusals import (
+    COMPARISON,
+    FLAGS,
+    LAUNCH,
+    PROCESSES,
+    TRAIN,
+    Asked,
+    comparison_problems,
+    run_problems,
+)
 from experiments.train.methods import make_method
 from experiments.train.resolve import steps_of
 from lowcomm_jax import make_mesh
@@ -201,3 +214,79 @@ def test_every_row_of_a_comparison_is_met():
     fields = [plain(config) for config, _ in COMPARISONS]
     unmet = [row for row in COMPARISON if not any(found_by([row], f, f=f) for f in fields)]
     assert not unmet, [row.text for row in unmet]
+
+
+JOBS = [
+    ({"address": "a:1", "listen": "b:0"}, "address=a:1: all regions run on this machine"),
+    ({"address": "a:0", "listen": "b:1"}, "listen=b:1: all regions run on this machine"),
+    ({"processes": 0}, "processes=0: give the number of processes of a region, from 1"),
+    ({"processes": -1}, "processes=-1: give the number of processes of a region, from 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "line"), JOBS)
+def test_jobs_of_one_machine(changes, line):
+    [found] = run_problems(asked("diloco", {**JOB, **changes}, ()), LAUNCH)
+    assert found.startswith(line)
+    alone = run_problems(asked("diloco", {**JOB, **changes, "regions": 1}, ()), LAUNCH)
+    assert alone == ([] if "address" in changes else [found])
+    assert LAUNCH[-len(PROCESSES) :] == PROCESSES
+
+
+LINES = [
+    ("launch --regions=0", ["--config is missing", "--regions=0: give the number of jobs"]),
+    ("launch --exchange=mesh --config=diloco", ["--exchange=mesh: all regions would be in one"]),
+    ("launch --restarts=-1 --config=diloco", ["--restarts=-1: give how often, from 0"]),
+    ("watch a b --every=nan", ["which run? name its folder", "--every=nan: give at least 0.1 sec"]),
+    ("watch a --port=-1 --once", ["--port=-1: give a port from 0", "--once prints the present st"]),
+    ("watch a --network=lam", ["--network: 'lam' is unknown"]),
+    ("report --step_seconds=0", ["which runs?", "--step_seconds needs", "--step_seconds=0.0: m"]),
+    ("sample x --top_k=0", ["unexpected argument 'x'", "which run?", "--top_k=0: at least 1 is"]),
+    ("sample --workdir=x --count=0 --length=0", ["--count=0: at least 1", "--length=0: at least"]),
+    ("sample --workdir=x --temperature=nan", ["--temperature=nan: give 0 (greedy)"]),
+    ("export --step=3", ["--output is missing", "--workdir is missing"]),
+    (
+        "export --apply=n --output=o --step=3",
+        ["--onto is missing", "--step has no", "no such file"],
+    ),
+    ("export --workdir=x --output=/ --since=1 --dtype=float32", ["--dtype has no", "/: a folder"]),
+    ("export --workdir=x --output=o --onto=y", ["--onto has no effect without --apply=PATCH"]),
+    ("export --workdir=x --output=o --dtype=fp8", ["--dtype='fp8': choose float32 or bfloat16"]),
+    ("bench codec --seconds=0 --repeats=0", ["--seconds=0: at least 1", "--repeats=0: at least 1"]),
+    ("bench codec --size=0 --rank=0", ["--size=0: at least 1", "--rank=0: at least 1 is needed"]),
+    ("bench codec --codecs=,", ["--codecs=,: name at least one"]),
+    ("bench gpu --codecs=int9,int8,x", ["--codecs: 'int9' is unknown", "--codecs: 'x' is unknown"]),
+    ("bench gpu --stages=,", ["--stages=,: name at least one of speed, "]),
+    ("bench gpu --stages=sped", ["--stages: no 'sped'; did you mean speed?"]),
+    ("bench engine --size=9 --torch", ["--size=9: use small or referen", "--torch needs PyTorch"]),
+]
+
+
+def test_every_row_of_flags_is_met(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    met = set()
+
+    def noting(row):
+        def wrong(line):
+            found = row.wrong(line)
+            met.update([row] if found else [])
+            return found
+
+        return row._replace(wrong=wrong)
+
+    noted = {command: tuple(map(noting, rows)) for command, rows in FLAGS.items()}
+    monkeypatch.setattr(refusals, "FLAGS", noted)
+    for line, lines in LINES:
+        assert main(line.split()) == 2
+        said = capsys.readouterr().err
+        assert all(part in said for part in lines), said
+        assert max(1, said.count("  - ")) == len(lines), said
+    unmet = [row.text for rows in FLAGS.values() for row in rows if row not in met]
+    assert not unmet
+
+
+def test_commands_without_a_config_do_not_wait_for_what_reads_one():
+    loads = "import sys, experiments.report.main, experiments.watch.main, experiments.refusals; "
+    shown = "print([x for x in ('flax', 'grain', 'orbax') if x in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", loads + shown], capture_output=True, text=True)
+    assert told.stdout.strip() == "[]", told.stderr

@@ -89,6 +89,9 @@ def test_seconds_of_a_step_need_a_network(tmp_path, capsys):
     assert command(["report", "--step_seconds=0.5"]) == 2
     said = capsys.readouterr().err
     assert "which runs?" in said and "--step_seconds needs --network" in said
+    for pace in ("-1.0", "nan", "inf"):
+        assert command(["report", "x", "--network=lan", f"--step_seconds={pace}"]) == 2
+        assert f"--step_seconds={pace}: must be positive" in capsys.readouterr().err
 
 
 def test_runs_whose_paces_differ_much_are_named():
@@ -151,15 +154,10 @@ def test_uneven_regions_compute_only_their_own_steps():
 
 def test_everything_that_does_not_fit_is_refused_together():
     with pytest.raises(RefusedError) as error:
-        check([run()], "us_4_regions", -1.0)
+        check([run(), run(steps=0)], "us_4_regions", None)
     text = str(error.value)
     assert "run has 3 regions, network us_4_regions has 4" in text
     assert "or give the file 3 regions" in text
-    assert "--step_seconds=-1.0" in text
-    for pace in (float("nan"), float("inf")):
-        with pytest.raises(RefusedError, match=f"--step_seconds={pace}"):
-            check([run()], "aws:Oregon,Virginia,Tokyo", pace)
-    with pytest.raises(RefusedError, match="has made no step yet"):
-        check([run(steps=0)], "aws:Oregon,Virginia,Tokyo", None)
+    assert "has made no step yet" in text
     with pytest.raises(RefusedError, match="us_4_region"):
         check([run()], "us_4_region", None)
