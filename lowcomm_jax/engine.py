@@ -182,11 +182,12 @@ class Engine:
             raise ValueError(
                 f"state is a {type(state).__name__}, no TrainState: start with engine.init(params)"
             )
-        if state.layout not in self._programs:
+        loop = self._loops.get(state.layout)
+        if loop is None and state.layout not in self._programs:
             raise ValueError(
                 "this state was made by another engine: call engine.init(params) first"
             )
-        return self._loop_for(state.layout)
+        return loop or self._loop_for(state.layout)
 
     def _loop_for(self, layout: Layout) -> Loop:
         if layout not in self._loops:
@@ -493,8 +494,9 @@ def mask_here(participants: Participants, step: int, total: int, here_R: np.ndar
     Raises:
       ValueError: `participants` does not give one bool for each of all `total` regions.
     """
-    found = None if participants is None else participants(step)
-    mask = np.ones(total, bool) if found is None else np.asarray(found, bool)
+    if participants is None or (found := participants(step)) is None:
+        return np.ones(len(here_R), bool)
+    mask = np.asarray(found, bool)
     if mask.shape != (total,):
         raise ValueError(f"participants has shape {mask.shape}: give one bool per region ({total})")
     return mask[here_R]

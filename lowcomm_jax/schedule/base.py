@@ -354,9 +354,9 @@ class Schedule(abc.ABC):
 
     def sends(self, step: int, view: View) -> Stage:
         """The stage of the sends: what is due and not in flight."""
-        if view.has_sent(step):
-            return ()
         due = self.due(step, view.counters)
+        if not due or view.has_sent(step):
+            return ()
         if self.land_after_send:
             return due
         busy = {int(f.fragment) for _, f in view.flights}
@@ -367,7 +367,7 @@ class Schedule(abc.ABC):
         """The stage of the payloads that land at this step at the latest, where regions are up."""
         due = [(k, f) for k, f in view.flights if bool((f.waiting & (f.due <= step)).any())]
         moves = [Move(k) for k, f in due if not f.anchor_updated]
-        up = self.pace.up(step, view.regions) if self.pace and due else True
+        up = self.pace.up(step, view.regions) if due and self.pace else True
         adopts = [
             Adopt(
                 int(f.fragment),

@@ -7,6 +7,7 @@ changes the counters in place, after it has copied them (`sync_loop.as_of`).
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 from typing import Any
 
 import jax
@@ -213,7 +214,8 @@ class TrainState:
     merge: tuple[PyTree, ...] = ()
 
     def replace(self, **changes: Any) -> TrainState:
-        return dataclasses.replace(self, **changes)
+        # Called every step: `dataclasses.replace` takes twice as long.
+        return TrainState(**(vars(self) | changes))
 
     def with_more_bytes(self, sent: np.ndarray, received: np.ndarray) -> TrainState:
         """The state after each region has sent and received so much more, int64 `[R]`."""
@@ -230,7 +232,8 @@ class TrainState:
           ValueError: an earlier call has taken it. Deleted arrays would end a process of several
             devices.
         """
-        if any(x.is_deleted() for x in self._one_of_each_kind() if not _is_traced(x)):
+        arrays = (x for x in self._one_of_each_kind() if not isinstance(x, jax.core.Tracer))
+        if any(x.is_deleted() for x in arrays):
             raise ValueError(
                 "this state was donated to an earlier call (step, run, warm or finish): use the "
                 "state that was returned"
@@ -242,7 +245,7 @@ class TrainState:
         Raises:
           ValueError: one does (`jax.jit`); the calls compile programs of their own.
         """
-        if any(map(_is_traced, self._one_of_each_kind())):
+        if any(isinstance(x, jax.core.Tracer) for x in self._one_of_each_kind()):
             raise ValueError(
                 "step, run, warm and finish compile their own programs: call them outside jax.jit, "
                 "and outside other transformations of JAX"
@@ -250,7 +253,7 @@ class TrainState:
 
     def _one_of_each_kind(self) -> list[jax.Array]:
         kinds = ([self.inner.step], self.inner.params.values(), self.anchor.values())
-        return [x for kind in kinds for x in list(kind)[:1] if isinstance(x, jax.Array)]
+        return [x for kind in kinds for x in islice(kind, 1) if isinstance(x, jax.Array)]
 
     def whole(self) -> TrainState:
         """This state. (A state of several trainers returns the merged one.)"""
@@ -264,10 +267,6 @@ class TrainState:
     def document(self) -> dict[str, Any]:
         """What checkpoints and other regions are told besides, as JSON: nothing, of one trainer."""
         return {}
-
-
-def _is_traced(x: jax.Array) -> bool:
-    return isinstance(x, jax.core.Tracer)
 
 
 def flight_key(fragment: int, step: int, region: int | None = None) -> str:

@@ -260,13 +260,12 @@ class SyncLoop(Loop):
         counters = state.counters
         # Sends, landings and decisions replace these; until then no step is asked for twice.
         now = (state.in_flight, counters.last_sent, counters.decided)
-        *known, until = self._quiet
-        same = all(x is y for x, y in zip(known, now))
-        first = max(counters.done_until, until if same else 0) + 1
-        due = (t for t in range(first, last + 1) if self.by_rounds or self.acts(state, t))
-        found = next(due, last + 1)
-        self._quiet = (*now, max(found - 1, until if same else 0))
-        return found
+        quiet = self._quiet[-1] if all(x is y for x, y in zip(now, self._quiet)) else 0
+        step = max(counters.done_until, quiet) + 1
+        while step <= last and not (self.by_rounds or self.acts(state, step)):
+            step += 1
+        self._quiet = (*now, step - 1)
+        return min(step, last + 1)
 
     def next_event(self, state: TrainState, most: int = FAR) -> int:
         step = int(state.counters.step)
@@ -309,9 +308,8 @@ class SyncLoop(Loop):
     ) -> tuple[TrainState, list[Event]]:
         if self.measurements is not None:
             self.measurements.computed(state, steps)
-        now = state.counters
-        step, behind = np.int64(now.step + steps), np.int64(now.behind + steps)
-        state = state.replace(counters=dataclasses.replace(now, step=step, behind=behind))
+        step, behind = int(state.counters.step) + steps, int(state.counters.behind) + steps
+        state = with_step(state, step, behind)
         events, self.owed = self.owed, []
         state = self.run_due(state, mask, events)
         if self.measurements is not None:
@@ -341,11 +339,11 @@ class SyncLoop(Loop):
           mask: bool `[R]`: who takes part in what is sent after the newest step.
           events: gets those of what is done.
         """
-        now, nobody = int(state.counters.step), np.zeros_like(mask)
+        now = int(state.counters.step)
         self.carrier.begins(self, state)
         while (step := self.upcoming(state, now)) <= now:
             in_time, begun, crossed = step == now, False, False
-            who = mask if in_time else nobody
+            who = mask if in_time else np.zeros_like(mask)
             state = as_of(state, step, behind=1)
             while stage := self.acts(state, step, crossed, away=not who.any()):
                 if not self.carrier.reach(self, state, stage, begun):
@@ -358,7 +356,8 @@ class SyncLoop(Loop):
                 state.counters.decided = state.counters.decided if decided is None else decided
             self.carrier.done(self, state, in_time)
             state = with_step(state, now, behind=now - step)
-        return with_step(state, now, behind=0)
+        state.counters.behind = np.int64(0)
+        return state
 
     def do(
         self,
@@ -742,5 +741,5 @@ def as_of(state: TrainState, step: int, behind: int) -> TrainState:
 
 def with_step(state: TrainState, step: int, behind: int) -> TrainState:
     """The state at a step."""
-    now = dataclasses.replace(state.counters, step=np.int64(step), behind=np.int64(behind))
-    return state.replace(counters=now)
+    now = vars(state.counters) | {"step": np.int64(step), "behind": np.int64(behind)}
+    return state.replace(counters=type(state.counters)(**now))
