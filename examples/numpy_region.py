@@ -1,6 +1,6 @@
 """One of two regions of a DiLoCo run in NumPy, by docs/wire.md, without an import of lowcomm_jax.
 
-`LOWCOMM_SECRET=... python numpy_region.py FOLDER RUN REGION COUNT ROUNDS PERIOD RATE MOMENTUM`
+`LOWCOMM_SECRET=... python numpy_region.py FOLDER RUN REGION ROUNDS PERIOD RATE MOMENTUM`
 checks signatures, digests and terms, and confirms what it holds. It leaves to others to judge who
 is alive and to write commit records, cannot come back, and must count in the last exchange.
 """
@@ -20,8 +20,8 @@ from safetensors.numpy import load, save
 
 FORMAT, EPOCH, JOB = 14, 1, 1  # the first job in this place, in the run's first epoch
 FOLDER, RUN, SECRET = Path(*sys.argv[1:3]), sys.argv[2], os.environ["LOWCOMM_SECRET"].encode()
-REGION, COUNT, ROUNDS, PERIOD = map(int, sys.argv[3:7])
-RATE, MOMENTUM = map(np.float32, sys.argv[7:9])
+REGION, ROUNDS, PERIOD = map(int, sys.argv[3:6])
+RATE, MOMENTUM = map(np.float32, sys.argv[6:8])
 EXACT = {np.frexp(x)[0] for x in (RATE, MOMENTUM)} == {0.5}  # powers of two: equal bits everywhere
 ODD = np.array([0x9E3779B1, 0x85EBCA77], np.uint32)
 
@@ -90,7 +90,7 @@ def exchange(name, payload, terms):
             theirs = (first(f"{folder}/announce.{region}.{job}") or {}).get("payload")
             if theirs and fetch(region, job, theirs):
                 held[str(region)] = theirs["digest"]  # of the newest job, which comes last
-        if payload and (len(held) == COUNT or "confirm" in [kind for kind, *_ in names]):
+        if payload and (len(held) == 2 or "confirm" in [kind for kind, *_ in names]):
             create(f"{folder}/confirm.{REGION}.{JOB}", {"holds": held})  # all, or others wait
         return first(f"{folder}/commit")
 

@@ -19,6 +19,7 @@ from experiments.cli import listed
 from experiments.refusals import checked_flags
 from lowcomm_jax import compression
 from lowcomm_jax.compression import Codec
+from lowcomm_jax.compression.two_shot import per_tensor
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,8 +71,10 @@ def measure(name: str, size: int, repeats: int, rank: int | None = None) -> Row:
 
 
 def _build(name: str, rank: int) -> Codec:
-    low_rank = isinstance(compression.make_leaf(name), compression.LowRank)
-    return compression.make(name, **({"rank": rank} if low_rank else {}))
+    codec = compression.make(name)
+    of_leaves = per_tensor(codec)
+    low_rank = of_leaves is not None and isinstance(of_leaves.default, compression.LowRank)
+    return compression.make(name, rank=rank) if low_rank else codec
 
 
 def _gaussian(size: int) -> jax.Array:

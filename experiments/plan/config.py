@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.cli import Field, named_function
+from experiments.cli import OWN, Field, named_function
 from experiments.plan.model import PlanModel, read_model
+from experiments.train import parts
 from lowcomm_jax.methods import Method
 from lowcomm_jax.network.links import Network
 from lowcomm_jax.network.parse import parse
 from lowcomm_jax.planner.dry_run import Scenario
 from lowcomm_jax.planner.expected_loss import TOKENS_PER_PARAM
-from lowcomm_jax.planner.methods import PlanMethod, plan_method
+from lowcomm_jax.planner.methods import FACTORIES, PlanMethod, plan_method
 from lowcomm_jax.planner.plan import Workload, mesh_violations, network_violations
 from lowcomm_jax.refused import above_zero, collect, is_unknown, not_negative, refuse, whole
 from lowcomm_jax.settings import settings_of
@@ -237,7 +239,7 @@ def _methods(
         if not isinstance(row, Mapping):
             found.append(f"methods.{name} is {row!r}: use {{preset: name, field: value}}")
             continue
-        make = functools.partial(plan_method, name, row, regions, _own, stacked)
+        make = functools.partial(plan_method, name, row, regions, _factory, stacked)
         method = collect(found, f"methods.{name}: ", make)
         if method is not None:
             methods.append(method)
@@ -245,8 +247,38 @@ def _methods(
     return tuple(methods)
 
 
-def _own(name: str) -> Callable[..., Method]:
-    return named_function(name, "preset")
+def _factory(preset: str) -> Callable[..., Method] | None:
+    """Of a preset, which also takes the names of a method's rules, as a training config does."""
+    factory = named_function(preset, "preset") if OWN in preset else FACTORIES.get(preset)
+    if factory is None:
+        return None
+    signature = inspect.signature(factory)
+    rules = [key for key in parts.PARTS if key != "codec"]
+    more = [key for key in rules if key not in signature.parameters]
+
+    @functools.wraps(factory)
+    def with_rules(**given: Any) -> Method:
+        problems = []
+        # The landing of a factory that takes one has names of its own.
+        for key in (key for key in rules if key != "landing" or key in more):
+            if isinstance(given.get(key), str | Mapping):
+                given[key], found = parts.build(key, given[key])
+                problems += found
+        refuse(preset, problems)
+        replaced = {key: given.pop(key) for key in more if key in given}
+        method = factory(**given)
+        for key, rule in replaced.items():
+            if rule is not None:
+                method, problems = parts.put(method, key, rule)
+                refuse(preset, problems)
+        return method
+
+    keywords = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None) for key in more
+    ]
+    in_order = sorted([*signature.parameters.values(), *keywords], key=lambda one: one.kind)
+    with_rules.__signature__ = signature.replace(parameters=in_order)
+    return with_rules
 
 
 def _workload(fields: Mapping[str, Any], model: PlanModel, network: Network) -> Workload:

@@ -2,7 +2,7 @@
 
 The names of the package stand in `NAMES` of the room that has the part. `PARTS` has a row a part,
 and `METHOD` is the row of the method itself. A value is a name, or a mapping of `name` and
-settings: `codec={"name": "my_module:my_codec", "bits": 3}`. `build` makes the part or lists what is
+settings: `codec={"name": "my_module:my_codec", "bits": 2}`. `build` makes the part or lists what is
 wrong with it: no such module or function, an unknown setting, or a result of the wrong type; codecs
 come from `compression.make`. `put` gives a part to a method whose factory does not take it.
 """

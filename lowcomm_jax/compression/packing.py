@@ -41,7 +41,12 @@ def pack(codes: jax.Array, bits: int) -> jax.Array:
 
     Returns:
       uint8 `[..., packed_width(W, bits)]`.
+
+    Raises:
+      ValueError: other `bits`.
     """
+    if bits not in (1, 2, 4, 8, 12):
+        raise ValueError(f"bits={bits}: use 1, 2, 4, 8 or 12; for 3, pack 2 and 1 of them apart")
     if bits == 8:
         return codes
     if bits == 12:

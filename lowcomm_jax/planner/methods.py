@@ -219,17 +219,20 @@ def planned(
     if "stacked" in takes:
         given = {"stacked": stacked, **given}
     made = factory(**given)
-    return PlanMethod(name, made, paper.law, inner=paper.inner, preset=name, settings=keywords)
+    law = None if set(_RULES).intersection(settings) else paper.law
+    return PlanMethod(name, made, law, inner=paper.inner, preset=name, settings=keywords)
 
 
 _OWN = ("preset", "margin", "stalls")  # fields of a row that no factory takes
+# With another one, what a paper has lost is not known to hold.
+_RULES = ("outer", "merge", "landing", "schedule", "topology", "roles", "inner_batching")
 
 
 def plan_method(
     name: str,
     spec: Mapping[str, Any],
     regions: int = 2,
-    own: Callable[[str], Callable[..., methods.Method]] | None = None,
+    factories: Callable[[str], Callable[..., methods.Method] | None] = FACTORIES.get,
     stacked: Sequence[str] = ("blocks",),
 ) -> PlanMethod:
     """Build a row from its fields, {"preset": a method, keyword: value, ...}.
@@ -239,16 +242,14 @@ def plan_method(
     Args:
         name: of the row.
         spec: its fields.
-        own: finds the factory of a preset `module:function`; None = there are no such presets.
+        factories: gives the factory of a preset; None = there is no such preset.
         stacked: see `planned`.
 
     Raises:
         Refused: an unknown preset or keyword, or a value that the factory refuses.
     """
     base = spec.get("preset")
-    factory = FACTORIES.get(base) if isinstance(base, str) else None
-    if own is not None and isinstance(base, str) and ":" in base:
-        factory = own(base)
+    factory = factories(base) if isinstance(base, str) else None
     if factory is None:
         text = f"preset {base!r} {is_unknown(base, FACTORIES)}, or module:function"
         raise Refused(f"method {name!r}", [text])

@@ -13,7 +13,7 @@ return, or lose the store. What to open for what:
 - A region does not answer: below, and the docstring of `agreed_round`.
 - A region takes another one's state: `state_transfer`.
 
-All rounds are `AgreedRound`, which one rule ends (`AgreedRound.advance`). What differs is data, in
+All rounds are `AgreedRound`, which one rule ends (`AgreedRound.propose`). What differs is data, in
 their `ExchangeRequest`: of R regions, of a quorum K. A round waits for the *awaited* that have
 announced nothing, and for payloads on their way; for how long, *waits* says.
 

@@ -39,3 +39,8 @@ def test_layout_is_by_planes():
     np.testing.assert_array_equal(
         pack(jnp.array([0xABC, 0x123], jnp.uint16), 12), [0xBC, 0x23, 0x1A]
     )
+
+
+def test_a_width_that_does_not_pack_is_refused():
+    with pytest.raises(ValueError, match="bits=3: use 1, 2, 4, 8 or 12"):
+        pack(jnp.zeros(8, jnp.uint8), 3)

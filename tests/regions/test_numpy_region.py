@@ -26,7 +26,7 @@ def loss_fn(params, batch, rng):
 
 def both(folder, rate, momentum):
     """The anchors that both regions end with: ours, and that of the other program."""
-    settings = [1, 2, ROUNDS, PERIOD, rate, momentum]
+    settings = [1, ROUNDS, PERIOD, rate, momentum]
     command = [sys.executable, str(FILE), str(folder), "run", *map(str, settings)]
     environment = {**os.environ, "LOWCOMM_SECRET": SECRET}
     other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)

@@ -44,8 +44,8 @@ def test_bytes_and_times_are_of_a_whole_round(measured):
 
 
 def test_a_codec_of_ones_own_is_measured(command):
-    (row,) = command("--codecs=own_parts:SIGNS")
-    assert row["bytes_per_value"] == 1 + 4 / SIZE
+    rows = command("--codecs=own_parts:SIGNS,own_parts:whole_codec")
+    assert [row["bytes_per_value"] for row in rows] == [1 + 4 / SIZE] * 2
     low_rank = bench_codec.measure("own_parts:FACTORS", SIZE, 1, RANK)
     assert low_rank["bytes_per_value"] == 4 * 2 * RANK / SIZE
 

@@ -271,6 +271,31 @@ def test_a_method_of_ones_own_is_planned(tmp_path):
     assert "lowcomm_jax.methods:diloco is a method of your own" in text
 
 
+def test_rules_that_a_row_names_are_planned_and_trained(tmp_path):
+    """Also one that the factory does not take; a figure of the paper's own rules does not hold."""
+    streaming = {"preset": "streaming_diloco", "overlap": 2, "fragments": 2}
+    sgd = {"name": "lowcomm_jax.rules.outer:sgd", "learning_rate": 0.5}
+    rows = {
+        "plain": streaming,
+        "other": streaming | {"outer": "average"},
+        "mine": streaming | {"outer": sgd, "landing": "replace"},
+    }
+    result, _ = answered(small(rows), tmp_path)
+    found = {row["method"]["name"]: row for row in result["rows"]}
+    assert found["plain"]["penalty_nats"] is not None
+    assert found["other"]["penalty_nats"] is found["mine"]["penalty_nats"] is None
+    assert found["mine"]["sent_bytes_total"] == found["plain"]["sent_bytes_total"]
+    train = result["answer"]["rows"]["mine"]["train"]
+    assert train["method.landing"] == "replace" and train["method.outer"] == sgd
+    rows["mine"]["landing"], rows["other"]["merge"] = "replaced", "isotropi"
+    unknown = (
+        r"other: method.merge.name='isotropi' is unknown; did you mean isotropic[^-]*- [^-]*"
+        "mine: method.landing.name='replaced' is unknown; did you mean replace"
+    )
+    with pytest.raises(ValueError, match=unknown):
+        answered(small(rows), tmp_path)
+
+
 def test_a_model_of_changed_fields_is_trained_with_them(tmp_path):
     model = {"preset": "scaling_35m", "layers": 2}
     result, text = answered(small({"d": {"preset": "diloco"}}, model=model), tmp_path)
