@@ -62,7 +62,7 @@ def best_by(config: Mapping[str, Any]) -> str:
 
 
 class StuckError(EndedError):
-    """No region has learnt anything for `STUCK` steps: gradients or values were not finite."""
+    """No region has learnt anything for `STUCK_STEPS`: gradients or values were not finite."""
 
     code = 3
 

@@ -1,4 +1,4 @@
-"""A codec of one leaf, told how the leaf is placed: what `rules.PerTensor` calls.
+"""A codec of one leaf, told how the leaf is placed: what `compression.PerTensor` calls.
 
 `in_units` makes one of a `UnitCodec`. Codecs that need more than units of a grid implement
 `LeafCodec` themselves: products of matrices (`low_rank`), choices that change by the round

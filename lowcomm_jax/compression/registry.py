@@ -140,8 +140,8 @@ def make(
       spec: a name of `names()`; `module:name` of a codec of leaves, its class, or a function that
         makes a codec. A mapping with `name` and any keyword of this function; or a codec of leaves.
         A function is given `stacked` and `seed` if it takes them. A `Codec` is returned as it is.
-      rules: a name of `rules.PRESETS`, or (regular expression, name or codec) pairs: leaves whose
-        path matches get that codec instead.
+      rules: a name of `compression.rules.PRESETS`, or (regular expression, name or codec) pairs:
+        leaves whose path matches get that codec instead.
       stacked: path prefixes of leaves with a leading layer axis.
       seed: of random starts and choices.
       error_feedback: decay; None = the name decides (names that end in `_ef` have one).

@@ -4,7 +4,7 @@
 width]` (`grid`). It returns arrays `[L, down, across, ...]`, one entry a unit, or `[L, 1, 1, ...]`,
 one a matrix. What it needs to know of a whole matrix it asks `Matrix.total`. Where units lie on the
 devices of a region, error feedback, stacks too large to code at once, values that are not finite
-and absent regions belong to who calls it (`rules.PerTensor`).
+and absent regions belong to who calls it (`compression.PerTensor`).
 
 A new codec is a file in `codecs` with a subclass and its `NAMES`.
 """

@@ -4,6 +4,7 @@
 - `outer`: how the anchor moves along it;
 - `landing` (with `taylor`): how a region adopts the anchor;
 - `topology`: who averages with whom, where not all do;
+- `batching`: how many samples an inner step takes; `trainers`: which trainers merge;
 - `consensus`: how far regions with anchors of their own are apart, predicted and measured.
 
 Outer and landing rules are Optax transforms in fp32 (`precision`). Programs reach the rooms as
