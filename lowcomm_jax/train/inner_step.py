@@ -7,6 +7,7 @@ with a manual `region` axis, so that the program cannot communicate across regio
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -323,7 +324,10 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
     Arguments as in `make_inner_program`.
     """
 
-    def region_step(inner, frozen, batches, key, active, t, stride, trained):
+    # Traced once, for the log's names and in the loop: there t must be of the same kind, a number
+    # of the body's own. The program is as without the inner jit.
+    @functools.partial(jax.jit, inline=True)
+    def region_step(inner, key, batches, frozen, trained, active, t, stride):
         def batch(i):
             return jax.tree.map(lambda x: x[i], batches)
 
@@ -336,20 +340,23 @@ def inner_block(step: InnerStep, regions: Regions) -> InnerBlock:
         new, metrics = step.follow(inner, *found, trained)
         return where_active(None if active is None else active[t], new, inner, metrics)
 
+    def first_step(inner, frozen, batches, key, active, stride, trained):
+        return region_step(inner, key, batches, frozen, trained, active, 0, stride)
+
     def region_block(carry, frozen, batches, key, active, stride, first, end, trained):
         def body(t, carry):
             inner, log = carry
-            inner, new = region_step(inner, frozen, batches, key, active, t, stride, trained)
+            inner, new = region_step(inner, key, batches, frozen, trained, active, t, stride)
             return inner, jax.tree.map(lambda buffer, v: buffer.at[t].set(v), log, new)
 
         return jax.lax.fori_loop(0 if first is None else first, end, body, carry)
 
-    lifted_step = regions.lift(region_step, (0, None, 0, 0, 0, None, None, 0), callbacks=False)
+    lifted_step = regions.lift(first_step, (0, None, 0, 0, 0, None, 0), callbacks=False)
     lifted_block = regions.lift_update(region_block, (0, None, 0, 0, 0, None, None, None, 0))
     trained = dict(step.trained) or None
 
     def empty(inner, frozen, batches, region_keys, active, stride=None):
-        given = (inner, frozen, batches, region_keys, active, jnp.int32(0), stride, trained)
+        given = (inner, frozen, batches, region_keys, active, stride, trained)
         shapes = jax.eval_shape(lifted_step, *given)[1]
         return empty_log(shapes, jax.tree.leaves(batches)[0].shape[1])
 

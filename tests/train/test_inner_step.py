@@ -111,3 +111,17 @@ def test_the_norm_of_gradients_that_are_not_fp32(method, dtype, gradients):
     state, metrics = one.step(state, {"x": np.ones((R, 1), np.float32)})
     np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(gradients), rtol=1e-3)
     assert (np.asarray(lc.region_params(state)[0], np.float32) != 0).all()
+
+
+@pytest.mark.parametrize("replicas", ["map", "vmap"])
+def test_the_step_is_traced_once(replicas):
+    """A second trace of a large model takes as long as the first, at every start."""
+    traced = []
+
+    def loss(params, batch, rng):
+        traced.append(rng)
+        return noisy_loss(params, batch, rng)
+
+    one = engine(loss, lc.methods.diloco(10), replicas=replicas)
+    train(one, {"w": np.float32(1.0)}, scalars(np.ones((3, R))))
+    assert len(traced) == 1
