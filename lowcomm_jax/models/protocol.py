@@ -54,7 +54,7 @@ class Trainable(Protocol):
 
 def abstract_params(model: Trainable) -> Any:
     """Shapes of the model's parameters; nothing is allocated."""
-    return jax.eval_shape(model.init, jax.random.key(0))
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
 def param_count(model: Trainable) -> int:
