@@ -45,8 +45,11 @@ Slurm sends what `--signal` says, a lost terminal SIGHUP."""
 log = logging.getLogger(__name__)
 
 
-class InterruptedBeforeError(Exception):
-    """A signal came while there was nothing to save yet."""
+class InterruptedBeforeError(BaseException):
+    """A signal came while there was nothing to save yet.
+
+    No `Exception`: libraries pass over those (JAX does, where it reads a compiled program).
+    """
 
 
 @contextlib.contextmanager

@@ -307,7 +307,7 @@ class Leader:
         self._inbox: queue.Queue[tuple[int, tuple]] = queue.Queue()
         self._deciding = False
         # What ended which process; what ended the leader as soon as we have read so far.
-        self._failed: dict[int, Exception | None] = {}
+        self._failed: dict[int, BaseException | None] = {}
         self._left: set[int] = set()
         self._gone: set[int] = set()
         self._parted = False  # not all are in step, nor will be
@@ -356,7 +356,7 @@ class Leader:
             if not self._parted:
                 self.check()
             result = act()
-        except Exception as error:  # whatever it is, the others wait for this decision
+        except BaseException as error:  # whatever it is, the others wait for this decision
             self._channel.say("decided", what, None, error)
             raise
         finally:
@@ -451,7 +451,7 @@ class Leader:
         """
         try:
             yield
-        except Exception as error:  # whatever it is, the others must not wait for this process
+        except BaseException as error:  # whatever it is, the others must not wait for this process
             if self._channel is not None:
                 self._fail_together(error)
                 if self._failed:
@@ -459,7 +459,7 @@ class Leader:
                     raise self._loss(next(iter(self._failed))) from error
             raise
 
-    def _fail_together(self, error: Exception) -> None:
+    def _fail_together(self, error: BaseException) -> None:
         self._channel.say("raised", error)
         if self.leads:
             others = set(range(1, self.count))

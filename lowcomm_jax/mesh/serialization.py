@@ -68,7 +68,7 @@ def _written(value: Any, buffers: list[bytes]) -> Any:
         return ["array", value.dtype.name, shape]
     if isinstance(value, PurePath):
         return ["path", str(value)]
-    if isinstance(value, Exception):
+    if isinstance(value, BaseException):
         return _error(value, buffers)
     if _is_record(kind):
         fields = {name: getattr(value, name) for name in _fields(kind)}
@@ -76,7 +76,7 @@ def _written(value: Any, buffers: list[bytes]) -> Any:
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be told to another process")
 
 
-def _error(error: Exception, buffers: list[bytes]) -> list:
+def _error(error: BaseException, buffers: list[bytes]) -> list:
     kind = type(error)
     if _is_error(kind):
         _, arguments, *state = error.__reduce__()
@@ -128,7 +128,7 @@ def _array(dtype: np.dtype, shape: list[int] | None, receive: Callable) -> np.nd
     return array[0] if shape is None else array.reshape(shape)
 
 
-def _raised(kind: type[Exception], arguments: tuple, state: dict) -> Exception:
+def _raised(kind: type[BaseException], arguments: tuple, state: dict) -> BaseException:
     # Not by its own `__init__`, which may take other arguments than those that it hands on.
     error = kind(*arguments) if kind.__module__ == "builtins" else kind.__new__(kind, *arguments)
     error.__dict__.update(state)
@@ -153,7 +153,9 @@ def _ours(kind: type) -> bool:
 
 
 def _is_error(kind: type) -> bool:
-    return issubclass(kind, Exception) and (kind.__module__ == "builtins" or _ours(kind))
+    return issubclass(kind, BaseException if _ours(kind) else Exception) and (
+        kind.__module__ == "builtins" or _ours(kind)
+    )
 
 
 def _is_record(kind: type) -> bool:

@@ -11,7 +11,13 @@ import time
 import pytest
 
 from lowcomm_jax import interrupt
-from lowcomm_jax.interrupt import AGAIN_S, EXIT_INTERRUPTED, Interrupt
+from lowcomm_jax.interrupt import (
+    AGAIN_S,
+    EXIT_INTERRUPTED,
+    Interrupt,
+    InterruptedBeforeError,
+    raised,
+)
 
 
 def test_exit_code():
@@ -45,6 +51,14 @@ def test_first_signal_only_sets_the_flag(number):
     with Interrupt() as interrupt:
         assert not interrupt.requested
     assert signal.getsignal(number) is before
+
+
+def test_what_a_signal_raises_passes_where_libraries_pass_over_errors():
+    """JAX does so where it reads a compiled program: the signal would be lost."""
+    lost = contextlib.suppress(Exception)
+    with pytest.raises(InterruptedBeforeError, match="SIGTERM"), raised(), lost:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)
 
 
 def test_only_the_same_signal_later_acts_at_once():

@@ -9,6 +9,7 @@ import pytest
 from processes_in_threads import leaders, together
 
 from lowcomm_jax import make_mesh
+from lowcomm_jax.interrupt import InterruptedBeforeError
 from lowcomm_jax.mesh.arrays import fetch, fetch_boxes, place
 from lowcomm_jax.mesh.leader import ProcessLostError, leader, opened
 from lowcomm_jax.mesh.regions import Regions
@@ -75,6 +76,18 @@ def test_an_error_of_a_decision_is_raised_in_all(job, error):
     for other in found[1:]:
         assert str(error) in str(other)
     assert together(lambda one: one.broadcast_from_leader("next", lambda: 7), job) == [7, 7, 7]
+
+
+def test_what_a_signal_raises_in_a_decision_is_raised_in_all(job):
+    def act(one):
+        def decide():
+            raise InterruptedBeforeError("SIGTERM")
+
+        with pytest.raises(InterruptedBeforeError, match="SIGTERM"):
+            one.broadcast_from_leader("waits", decide)
+        return one.broadcast_from_leader("next", lambda: 7)
+
+    assert together(act, job) == [7, 7, 7]
 
 
 def test_everyones_values_in_order(job):
