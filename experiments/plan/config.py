@@ -253,15 +253,14 @@ def _factory(preset: str) -> Callable[..., Method] | None:
     if factory is None:
         return None
     signature = inspect.signature(factory)
-    rules = [key for key in parts.PARTS if key != "codec"]
+    rules = [key for key in parts.PARTS if parts.is_rule(key, signature.parameters)]
     more = [key for key in rules if key not in signature.parameters]
 
     @functools.wraps(factory)
     def with_rules(**given: Any) -> Method:
         problems = []
-        # The landing of a factory that takes one has names of its own.
-        for key in (key for key in rules if key != "landing" or key in more):
-            if isinstance(given.get(key), str | Mapping):
+        for key in rules:
+            if given.get(key) is not None:
                 given[key], found = parts.build(key, given[key])
                 problems += found
         refuse(preset, problems)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import has_config
 from experiments.plan.config import PlanRequest
+from experiments.train import parts
 from lowcomm_jax.planner.methods import FACTORIES
 from lowcomm_jax.planner.plan import PlanRow
 
@@ -38,6 +40,11 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
             f"give --config.tokens_per_step={whole}"
         )
     factory = FACTORIES[name].__name__
+    takes = inspect.signature(FACTORIES[name]).parameters
+    # A rule is a section in the method's own config: text does not take its place.
+    rules = [key for key, x in method.settings.items() if isinstance(x, str)]
+    rules = [key for key in rules if parts.is_rule(key, takes)]
+    settings = {**method.settings, **{key: {"name": method.settings[key]} for key in rules}}
     if method.inner is not None and not has_config(_UNSCRIPTED.get(factory, factory)):
         return None, f"{name} has an inner optimizer of its own, and no config that names it"
     found = {
@@ -49,7 +56,7 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         "tokens": int(work.tokens),
         "data.seq_len": seq_len,
         **{f"mesh.{axis}": work.mesh.get(axis, 1) for axis in ("stage", "fsdp", "tensor")},
-        **{f"method.{keyword}": value for keyword, value in method.settings.items()},
+        **{f"method.{keyword}": value for keyword, value in settings.items()},
     }
     if request.model.decoder is not None:
         found |= {
@@ -65,9 +72,9 @@ def train_fields(request: PlanRequest, row: PlanRow) -> tuple[dict[str, Any] | N
         found.pop("model.vocab_size", None)
     if isinstance(fields["network"], str):
         found["network"] = fields["network"]
-    parts = found["batch"] * seq_len / max(1, fields["microbatch_tokens"]) / found["mesh.fsdp"]
-    if fields["microbatch_tokens"] and work.mesh.get("stage", 1) == 1 and parts >= 1:
-        found["accumulate"] = max(n for n in range(1, int(parts) + 1) if not found["batch"] % n)
+    pieces = found["batch"] * seq_len / max(1, fields["microbatch_tokens"]) / found["mesh.fsdp"]
+    if fields["microbatch_tokens"] and work.mesh.get("stage", 1) == 1 and pieces >= 1:
+        found["accumulate"] = max(n for n in range(1, int(pieces) + 1) if not found["batch"] % n)
     if found.get("method.codec") == "fp32":
         found["method.codec"] = None
     return found, ""

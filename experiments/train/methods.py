@@ -119,7 +119,7 @@ def make_method(
     for key, value in known.items():
         if key not in takes:  # it takes any keyword
             continue
-        made, found = _argument(key, value, takes[key].default, tuple(stacked), seed)
+        made, found = _argument(key, value, takes, tuple(stacked), seed)
         problems += found
         if not found:
             arguments[key] = made
@@ -137,15 +137,14 @@ def make_method(
 
 
 def _argument(
-    key: str, value: Any, default: Any, stacked: tuple[str, ...], seed: int
+    key: str, value: Any, takes: Mapping[str, Any], stacked: tuple[str, ...], seed: int
 ) -> tuple[Any, list[str]]:
     """A keyword of a method's factory: (value, []) or (None, problems)."""
-    if key == "landing" and isinstance(default, str):
-        return value, []  # such a factory has names of its own, for the landing of its channel
-    if parts.part_of(key) is not None and value is not None:
+    of_codec = parts.part_of(key) is parts.PARTS["codec"]
+    if (of_codec or parts.is_rule(key, takes)) and value is not None:
         made, problems = parts.build(key, value, stacked, seed)
         name = value.get("name") if isinstance(value, Mapping) else value
-        if key == "codec" and isinstance(default, str) and OWN not in str(name):
+        if key == "codec" and isinstance(takes[key].default, str) and OWN not in str(name):
             # Such a factory builds its codecs itself, at several sizes.
             spec = {"name": value} if isinstance(value, str) else dict(value)
             made = {"stacked": stacked, "seed": seed, **spec}

@@ -157,6 +157,15 @@ def part_of(key: str) -> PartKind | None:
     return PARTS.get("codec" if key == "global_codec" else key)
 
 
+def is_rule(key: str, takes: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a keyword names a part other than a codec, beside what a factory takes.
+
+    A factory whose `landing` is text has names of its own, for the landing of its channel.
+    """
+    own = key == "landing" and key in takes and isinstance(takes[key].default, str)
+    return key in PARTS and key != "codec" and not own
+
+
 def takes_settings(key: str, section: Mapping[str, Any]) -> Callable[..., Any] | None:
     """What takes the settings of a keyword that a config gives as a mapping; None = not known."""
     part = part_of(key)

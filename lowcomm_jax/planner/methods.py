@@ -219,7 +219,7 @@ def planned(
     if "stacked" in takes:
         given = {"stacked": stacked, **given}
     made = factory(**given)
-    law = None if set(_RULES).intersection(settings) else paper.law
+    law = paper.law if all(settings.get(rule) is None for rule in _RULES) else None
     return PlanMethod(name, made, law, inner=paper.inner, preset=name, settings=keywords)
 
 

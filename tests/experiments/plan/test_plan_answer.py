@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import lowcomm_jax as lc
 from experiments.__main__ import main as command
 from experiments.cli import RefusedError, load_config
 from experiments.config import plain
@@ -277,19 +278,27 @@ def test_rules_that_a_row_names_are_planned_and_trained(tmp_path):
     sgd = {"name": "lowcomm_jax.rules.outer:sgd", "learning_rate": 0.5}
     rows = {
         "plain": streaming,
-        "other": streaming | {"outer": "average"},
+        "other": streaming | {"outer": "average", "merge": None},
+        "none": streaming | {"outer": None},
         "mine": streaming | {"outer": sgd, "landing": "replace"},
     }
     result, _ = answered(small(rows), tmp_path)
     found = {row["method"]["name"]: row for row in result["rows"]}
-    assert found["plain"]["penalty_nats"] is not None
+    assert found["plain"]["penalty_nats"] == found["none"]["penalty_nats"] is not None
     assert found["other"]["penalty_nats"] is found["mine"]["penalty_nats"] is None
     assert found["mine"]["sent_bytes_total"] == found["plain"]["sent_bytes_total"]
-    train = result["answer"]["rows"]["mine"]["train"]
-    assert train["method.landing"] == "replace" and train["method.outer"] == sgd
+    methods = {}
+    for name in ("other", "mine"):
+        started, _ = load_config(str(tmp_path / f"{name}.py"), [])
+        methods[name], problems = make_method(plain(started.method))
+        assert not problems
+    assert methods["other"].outer.init({}) == lc.outer.average().init({})
+    assert methods["mine"].landing.init({}) == lc.landing.replace().init({})
     rows["mine"]["landing"], rows["other"]["merge"] = "replaced", "isotropi"
+    rows["none"]["schedule"] = 5
     unknown = (
         r"other: method.merge.name='isotropi' is unknown; did you mean isotropic[^-]*- [^-]*"
+        r"none: method.schedule is a int, which no config.json holds[^-]*- [^-]*"
         "mine: method.landing.name='replaced' is unknown; did you mean replace"
     )
     with pytest.raises(ValueError, match=unknown):
